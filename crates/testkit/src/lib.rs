@@ -4,3 +4,4 @@
 //! it. Each part can be started many times in one process.
 
 pub mod nats;
+pub mod otlp;
