@@ -3,5 +3,19 @@
 //! Nothing here knows askbus: it depends on none of its crates, and no product crate depends on
 //! it. Each part can be started many times in one process.
 
+pub mod model;
 pub mod nats;
 pub mod otlp;
+pub mod script;
+
+/// An HTTP client for the parts of this crate and for tests.
+///
+/// # Panics
+/// The platform has no TLS roots.
+pub fn http_client() -> reqwest::Client {
+    // reqwest is built without a provider of cryptography; another part may have set it already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    // Everything that is talked to here runs on this machine.
+    let client = reqwest::Client::builder().no_proxy().build();
+    client.expect("an http client without settings")
+}

@@ -1,0 +1,76 @@
+//! The scripted peers as processes, for the demo and the full stack.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use testkit::model::{ModelOptions, ScriptedModel};
+use testkit::otlp::OtlpSink;
+
+/// Scripted peers of askbus: model provider and span collector.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    peer: Peer,
+}
+
+#[derive(Subcommand)]
+enum Peer {
+    /// Model provider with the OpenAI chat completions API; what it got is at GET /log
+    Model {
+        /// Address to serve
+        #[arg(long, default_value = "127.0.0.1:0")]
+        listen: SocketAddr,
+        /// Characters per streamed piece of text [default: one word]
+        #[arg(long)]
+        piece: Option<usize>,
+    },
+    /// OTLP/gRPC collector that prints each span as a line of JSON
+    Otlp {
+        /// Address to serve
+        #[arg(long, default_value = "127.0.0.1:4317")]
+        listen: SocketAddr,
+    },
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    match Cli::parse().peer {
+        Peer::Model { listen, piece } => {
+            let model = ScriptedModel::listen(listen, ModelOptions { piece }).await?;
+            eprintln!("scripted model at {}", model.url());
+            stopped().await
+        }
+        Peer::Otlp { listen } => {
+            let sink = OtlpSink::listen(listen).await?;
+            eprintln!("span collector at {}", sink.endpoint());
+            tokio::select! { ended = print_spans(&sink) => ended, ended = stopped() => ended }
+        }
+    }
+}
+
+async fn print_spans(sink: &OtlpSink) -> Result<()> {
+    let mut printed = 0;
+    loop {
+        let more = |spans: &[testkit::otlp::Span]| spans.len() > printed;
+        let Ok(spans) = sink.wait_for(more, Duration::from_secs(3600)).await else {
+            continue;
+        };
+        for span in &spans[printed..] {
+            println!("{}", serde_json::to_string(span)?);
+        }
+        printed = spans.len();
+    }
+}
+
+/// Ends at Ctrl-C or SIGTERM.
+async fn stopped() -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminated = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    tokio::select! {
+        _ = terminated.recv() => Ok(()),
+        interrupted = tokio::signal::ctrl_c() => interrupted.context("listen for Ctrl-C"),
+    }
+}
