@@ -1,0 +1,348 @@
+//! Reads typed text as the reply to a question: a number, a label in any case, several of them
+//! for a multi-select, a line per prompt for a form, else own words.
+
+use std::collections::BTreeMap;
+
+use crate::question::{Prompt, Question};
+use crate::reply::Answer;
+
+/// What typed text is to a question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TextReply {
+    /// It answers every required prompt.
+    Complete(BTreeMap<String, Answer>),
+    /// It does not; the person is told this.
+    Incomplete(String),
+}
+
+/// Reads `text` as the reply to `question`.
+pub fn parse(question: &Question, text: &str) -> TextReply {
+    let [prompt] = question.prompts.as_slice() else {
+        return parse_form(question, text);
+    };
+    match parse_prompt(prompt, text.trim()) {
+        Ok(answer) => TextReply::Complete([(prompt.id.clone(), answer)].into()),
+        Err(correction) => TextReply::Incomplete(correction),
+    }
+}
+
+/// True when the text names an option of a prompt by its label: the only match that is clear
+/// among several pending questions.
+pub fn names_an_option(question: &Question, text: &str) -> bool {
+    let [prompt] = question.prompts.as_slice() else {
+        return false;
+    };
+    by_label(prompt, text.trim()).is_some()
+}
+
+fn parse_form(question: &Question, text: &str) -> TextReply {
+    let mut answers = BTreeMap::new();
+    let mut unnamed = Vec::new();
+    for line in text.lines().map(str::trim).filter(|l| !l.is_empty()) {
+        let named = line.split_once(':').and_then(|(name, rest)| {
+            let name = name.trim().to_lowercase();
+            let prompt = question.prompts.iter().find(|p| {
+                p.id.to_lowercase() == name
+                    || (!p.header.is_empty() && p.header.to_lowercase() == name)
+            })?;
+            Some((prompt, rest.trim()))
+        });
+        match named {
+            Some((prompt, rest)) => match parse_prompt(prompt, rest) {
+                Ok(answer) => drop(answers.insert(prompt.id.clone(), answer)),
+                Err(correction) => return TextReply::Incomplete(correction),
+            },
+            None => unnamed.push(line),
+        }
+    }
+    let open: Vec<&Prompt> = question
+        .prompts
+        .iter()
+        .filter(|p| !answers.contains_key(&p.id))
+        .collect();
+    if unnamed.len() > open.len() {
+        return TextReply::Incomplete(format!(
+            "There are {} lines for {} questions. Please answer one question a line.",
+            unnamed.len(),
+            open.len()
+        ));
+    }
+    for (prompt, line) in open.iter().zip(&unnamed) {
+        match parse_prompt(prompt, line) {
+            Ok(answer) => drop(answers.insert(prompt.id.clone(), answer)),
+            Err(correction) => return TextReply::Incomplete(correction),
+        }
+    }
+    let missing: Vec<&str> = question
+        .prompts
+        .iter()
+        .filter(|p| p.required && !answers.contains_key(&p.id))
+        .map(name_of)
+        .collect();
+    if missing.is_empty() && !answers.is_empty() {
+        return TextReply::Complete(answers);
+    }
+    TextReply::Incomplete(format!(
+        "Still missing: {}. Please answer every question, one a line.",
+        missing.join(", ")
+    ))
+}
+
+fn parse_prompt(prompt: &Prompt, text: &str) -> Result<Answer, String> {
+    if text.is_empty() {
+        return Err(format!("Still missing: {}.", name_of(prompt)));
+    }
+    if prompt.options.is_empty() {
+        return Ok(Answer::text(text));
+    }
+    if let Some(index) = by_label(prompt, text) {
+        return Ok(Answer::option(index));
+    }
+    if prompt.multiple && text.contains(',') {
+        return parse_several(prompt, text);
+    }
+    match number(text) {
+        Some(n) if (1..=prompt.options.len()).contains(&n) => Ok(Answer::option(n - 1)),
+        Some(n) => Err(format!(
+            "There is no option {n}. Please choose from 1 to {}{}.",
+            prompt.options.len(),
+            or_words(prompt)
+        )),
+        None if prompt.allow_other => Ok(Answer::text(text)),
+        None => Err(format!("Please choose one of: {}.", labels(prompt))),
+    }
+}
+
+fn parse_several(prompt: &Prompt, text: &str) -> Result<Answer, String> {
+    let (mut options, mut own) = (Vec::new(), Vec::new());
+    for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
+        let index = by_label(prompt, part).or_else(|| number(part).and_then(|n| n.checked_sub(1)));
+        match index {
+            Some(i) if i < prompt.options.len() => {
+                if !options.contains(&i) {
+                    options.push(i);
+                }
+            }
+            Some(i) => {
+                return Err(format!(
+                    "There is no option {}. Please choose from 1 to {}.",
+                    i + 1,
+                    prompt.options.len()
+                ));
+            }
+            None if prompt.allow_other => own.push(part),
+            None => {
+                return Err(format!(
+                    "\"{part}\" is not an option. Please choose from: {}.",
+                    labels(prompt)
+                ));
+            }
+        }
+    }
+    let other = (!own.is_empty()).then(|| own.join(", "));
+    match options.is_empty() && other.is_none() {
+        true => Err(format!("Still missing: {}.", name_of(prompt))),
+        false => Ok(Answer::Given { options, other }),
+    }
+}
+
+fn by_label(prompt: &Prompt, text: &str) -> Option<usize> {
+    let text = text.to_lowercase();
+    prompt
+        .options
+        .iter()
+        .position(|o| o.label.trim().to_lowercase() == text)
+}
+
+/// `2`, `2)`, `2.`, `(2)` and `#2` are numbers; anything longer is words.
+fn number(text: &str) -> Option<usize> {
+    let digits = text
+        .trim_start_matches(['(', '#'])
+        .trim_end_matches([')', '.', ':'])
+        .trim();
+    (!digits.is_empty() && digits.len() <= 3 && digits.bytes().all(|b| b.is_ascii_digit()))
+        .then(|| digits.parse().ok())
+        .flatten()
+}
+
+fn name_of(prompt: &Prompt) -> &str {
+    if prompt.header.is_empty() {
+        &prompt.id
+    } else {
+        &prompt.header
+    }
+}
+
+fn labels(prompt: &Prompt) -> String {
+    prompt
+        .options
+        .iter()
+        .map(|o| o.label.as_str())
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn or_words(prompt: &Prompt) -> &'static str {
+    if prompt.allow_other {
+        " or answer in your own words"
+    } else {
+        ""
+    }
+}
+
+/// The question as plain text, with numbered options.
+pub fn as_text(question: &Question) -> String {
+    let mut text = String::new();
+    for (i, prompt) in question.prompts.iter().enumerate() {
+        if i > 0 {
+            text.push('\n');
+        }
+        match question.prompts.len() {
+            1 => text.push_str(&format!("**{}**\n", prompt.text)),
+            _ => text.push_str(&format!("**{}: {}**\n", name_of(prompt), prompt.text)),
+        }
+        for (n, option) in prompt.options.iter().enumerate() {
+            let description = option
+                .description
+                .as_ref()
+                .map(|d| format!(" — {d}"))
+                .unwrap_or_default();
+            text.push_str(&format!("{}. {}{description}\n", n + 1, option.label));
+        }
+    }
+    let hint = match (
+        question.prompts.len(),
+        question.prompts[0].options.is_empty(),
+        question.prompts[0].multiple,
+    ) {
+        (1, true, _) => "Reply with your answer.",
+        (1, false, true) => "Reply with numbers or labels, separated by commas.",
+        (1, false, false) => "Reply with a number, a label or your own words.",
+        _ => "Reply with one line for each question.",
+    };
+    format!("{text}\n_{hint}_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::question::Choice;
+    use proptest::prelude::*;
+
+    fn colours() -> Question {
+        let prompt = Prompt {
+            options: ["Red", "Green"].map(Choice::label).into(),
+            ..Prompt::free_text("Which colour?")
+        };
+        Question::new(vec![prompt]).unwrap()
+    }
+
+    fn form() -> Question {
+        let named = |id: &str| Prompt {
+            id: id.into(),
+            ..Prompt::free_text(id)
+        };
+        Question::new(vec![named("city"), named("budget")]).unwrap()
+    }
+
+    fn one(question: &Question, text: &str) -> Option<Answer> {
+        match parse(question, text) {
+            TextReply::Complete(answers) => answers.into_values().next(),
+            TextReply::Incomplete(_) => None,
+        }
+    }
+
+    #[test]
+    fn a_typed_reply_to_choices_is_a_number_a_label_or_own_words() {
+        let table = [
+            ("2", Answer::option(1)),
+            ("2)", Answer::option(1)),
+            ("2.", Answer::option(1)),
+            ("green", Answer::option(1)),
+            (" GREEN ", Answer::option(1)),
+            ("the second one", Answer::text("the second one")),
+            ("blue-ish", Answer::text("blue-ish")),
+            ("no", Answer::text("no")),
+        ];
+        for (text, answer) in table {
+            assert_eq!(one(&colours(), text), Some(answer), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_number_out_of_range_is_asked_again() {
+        let TextReply::Incomplete(why) = parse(&colours(), "7") else {
+            panic!()
+        };
+        assert_eq!(
+            why,
+            "There is no option 7. Please choose from 1 to 2 or answer in your own words."
+        );
+    }
+
+    #[test]
+    fn own_words_are_refused_where_the_asker_says_so() {
+        let mut question = colours();
+        question.prompts[0].allow_other = false;
+        let TextReply::Incomplete(why) = parse(&question, "blue") else {
+            panic!()
+        };
+        assert_eq!(why, "Please choose one of: Red, Green.");
+    }
+
+    #[test]
+    fn a_multi_select_takes_several_and_a_label_with_a_comma() {
+        let mut question = colours();
+        question.prompts[0].multiple = true;
+        question.prompts[0]
+            .options
+            .push(Choice::label("Black, matt"));
+        let several = Answer::Given {
+            options: vec![0, 1],
+            other: Some("pink".into()),
+        };
+        assert_eq!(one(&question, "1, green, pink, red"), Some(several));
+        assert_eq!(one(&question, "black, matt"), Some(Answer::option(2)));
+    }
+
+    #[test]
+    fn a_partial_reply_to_a_form_names_what_is_missing() {
+        let TextReply::Incomplete(why) = parse(&form(), "Lisbon") else {
+            panic!()
+        };
+        assert!(why.contains("budget") && !why.contains("city"), "{why}");
+        let answers = [
+            ("city".into(), Answer::text("Lisbon")),
+            ("budget".into(), Answer::text("2000")),
+        ]
+        .into();
+        assert_eq!(parse(&form(), "Lisbon\n2000"), TextReply::Complete(answers));
+    }
+
+    #[test]
+    fn a_form_takes_named_lines_in_any_order() {
+        let answers = [
+            ("city".into(), Answer::text("Lisbon")),
+            ("budget".into(), Answer::text("2000")),
+        ]
+        .into();
+        assert_eq!(
+            parse(&form(), "budget: 2000\ncity: Lisbon"),
+            TextReply::Complete(answers)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_parsed_always_passes_the_check(text in "\\PC{0,60}", multiple: bool, allow_other: bool) {
+            let mut question = colours();
+            question.prompts[0].multiple = multiple;
+            question.prompts[0].allow_other = allow_other;
+            for question in [question, form()] {
+                if let TextReply::Complete(answers) = parse(&question, &text) {
+                    prop_assert_eq!(crate::reply::check_answers(&question, &answers), Ok(()));
+                }
+            }
+        }
+    }
+}
