@@ -1,0 +1,242 @@
+"""What the pipe makes of Open WebUI's messages, of a question, and of what a person did."""
+
+import json
+import unittest
+
+from pipe_module import pipe
+
+
+def options(*labels):
+    return [{"label": label, "description": f"about {label}"} for label in labels]
+
+
+def prompt(text="Where to?", labels=(), **more):
+    return {"id": "target", "header": "Deploy", "text": text, "options": options(*labels)} | more
+
+
+def ask(*prompts, surface="card", **more):
+    return {"type": "ask", "question": "q1", "surface": surface, "title": "OpenClaw asks", "prompts": list(prompts)} | more
+
+
+def answered_by(card, index, status="answered"):
+    """The tool message with which Open WebUI returns a durable card's option."""
+    given = {card["questions"][0]["id"]: {"type": "option", "option_index": index, "label": "x"}}
+    return [{"role": "tool", "tool_call_id": "oc_q1.7", "content": json.dumps({"status": status, "answers": given})}]
+
+
+class Messages(unittest.TestCase):
+    def test_the_last_user_message_is_the_text(self):
+        messages = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}, {"role": "assistant", "content": "x"}]
+        self.assertEqual(pipe.turn_text(messages), ("two", []))
+
+    def test_blocks_become_text_and_attachments(self):
+        blocks = [
+            {"type": "text", "text": "look"},
+            {"type": "image_url", "image_url": {"url": "data:image/svg+xml;charset=utf-8;base64,QUJD"}},
+            {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
+        ]
+        text, attachments = pipe.turn_text([{"role": "user", "content": blocks}])
+        self.assertEqual(text, "look\nhttps://example.org/a.png")
+        self.assertEqual(attachments, [{"name": "image-1.svg", "mime": "image/svg+xml", "data": "QUJD"}])
+
+    def test_no_user_message_is_empty_text(self):
+        self.assertEqual(pipe.turn_text([{"role": "system", "content": "be nice"}]), ("", []))
+
+    def test_surfaces(self):
+        cases = [
+            ((False, False, True, False), ["text"]),
+            ((True, True, True, True), ["card", "form", "confirm", "masked", "durable", "text"]),
+            ((True, True, False, True), ["card", "form", "confirm", "masked", "text"]),
+            ((True, False, True, True), ["card", "form", "confirm", "masked", "text"]),
+            ((True, True, True, False), ["select", "input", "confirm", "masked", "text"]),
+        ]
+        for given, expected in cases:
+            self.assertEqual(pipe.surfaces(*given), expected, given)
+
+
+class Card(unittest.TestCase):
+    def test_an_approving_option_never_comes_first(self):
+        cases = [
+            (("Staging", "Production"), [0, 1]),
+            (("Allow once", "Allow always", "Deny"), [2, 0, 1]),
+            (("yes", "No"), [1, 0]),
+            (("Approve", "Yes"), [0, 1]),
+            (("Yesterday", "Today"), [0, 1]),
+            ((), []),
+        ]
+        for labels, order in cases:
+            self.assertEqual(pipe.option_order(options(*labels)), order, labels)
+
+    def test_the_chosen_option_is_named_by_its_place_in_the_question(self):
+        question = ask(prompt(labels=("Allow", "Deny")))
+        shown = pipe.card_event(question)["data"]["questions"][0]["options"]
+        self.assertEqual([o["label"] for o in shown], ["Deny", "Allow"])
+        result = {"status": "answered", "answers": {"target": {"type": "option", "option_index": 0, "label": "Deny"}}}
+        self.assertEqual(pipe.card_reply(question, result), {"answers": {"target": {"index": 1}}})
+
+    def test_free_text_needs_no_options_and_takes_own_words(self):
+        question = ask(prompt(allow_other=False))
+        shown = pipe.card_event(question)["data"]["questions"][0]
+        self.assertEqual((shown["options"], shown["allow_other"]), ([], True))
+        result = {"status": "answered", "answers": {"target": {"type": "other", "text": "the moon"}}}
+        self.assertEqual(pipe.card_reply(question, result), {"answers": {"target": {"text": "the moon"}}})
+
+    def test_results_without_a_decision(self):
+        question = ask(prompt(labels=("a", "b")))
+        cases = [
+            ({"error": "Client session disconnected."}, pipe.AGAIN),
+            ({"error": "Event call timed out. The browser tab may be inactive or closed."}, pipe.AGAIN),
+            (None, pipe.AGAIN),
+            ({"status": "answered", "answers": {}}, pipe.AGAIN),
+            ({"status": "cancelled", "answers": {}}, pipe.CANCELLED),
+        ]
+        for result, expected in cases:
+            self.assertIs(pipe.card_reply(question, result), expected, result)
+
+
+class Form(unittest.TestCase):
+    def test_several_choices_and_own_words(self):
+        question = ask(
+            prompt(labels=("x", "y", "z"), multiple=True, allow_other=False),
+            {"id": "name", "text": "Name?", "options": [], "required": False},
+            {"id": "size", "text": "Size?", "options": options("S", "L")},
+            surface="form",
+        )
+        schema = pipe.form_event(question)["data"]["requestedSchema"]
+        self.assertEqual(list(schema["properties"]), ["target", "name", "size", "size~other"])
+        self.assertEqual(schema["required"], ["target"])
+        accept = {"action": "accept", "content": {"target": ["2", "0"], "size": "1", "size~other": " XL ", "name": ""}}
+        self.assertEqual(
+            pipe.form_reply(question, accept), {"answers": {"target": {"indexes": [0, 2]}, "size": {"text": "XL"}}}
+        )
+
+    def test_decline_cancel_and_change_of_chat(self):
+        question = ask(prompt(labels=("x", "y"), multiple=True), surface="form")
+        self.assertEqual(pipe.form_reply(question, {"action": "decline"}), {"declined": True})
+        self.assertIs(pipe.form_reply(question, {"action": "cancel"}), pipe.CANCELLED)
+        self.assertIs(pipe.form_reply(question, {"status": "cancelled", "answers": {}}), pipe.CANCELLED)
+
+
+class Dialog(unittest.TestCase):
+    def test_a_secret_is_masked_on_every_surface(self):
+        for surface in ("masked", "input", "select", "confirm"):
+            one = prompt(secret=True, labels=("a", "b"))
+            event = pipe.dialog_event(ask(one, surface=surface), one)
+            self.assertEqual((event["type"], event["data"]["type"]), ("input", "password"), surface)
+            self.assertEqual(pipe.dialog_reply(ask(one, surface=surface), one, " s3cret "), {"text": " s3cret "})
+
+    def test_a_message_is_never_empty(self):
+        one = prompt(text=" ")
+        self.assertTrue(pipe.dialog_event(ask(one, surface="input"), one)["data"]["message"])
+
+    def test_confirmation_says_yes_by_label_and_no_as_declined(self):
+        one = prompt(labels=("No", "Yes"))
+        self.assertEqual(pipe.dialog_reply(ask(one, surface="confirm"), one, True), {"index": 1})
+        self.assertEqual(pipe.dialog_reply(ask(one, surface="confirm"), one, False), {"declined": True})
+
+    def test_selection_and_text(self):
+        one = prompt(labels=("a", "b"))
+        event = pipe.dialog_event(ask(one, surface="select"), one)
+        self.assertEqual([o["value"] for o in event["data"]["options"]], ["0", "1"])
+        self.assertEqual(pipe.dialog_reply(ask(one, surface="select"), one, "1"), {"index": 1})
+        self.assertIn("2. b", pipe.dialog_event(ask(one, surface="input"), one)["data"]["message"])
+        self.assertEqual(pipe.dialog_reply(ask(one, surface="input"), one, "2\n"), {"text": "2"})
+
+    def test_nothing_entered_is_no_answer(self):
+        one = prompt(secret=True)
+        question = ask(one, surface="masked")
+        for result, expected in (("", pipe.AGAIN), ("  ", pipe.AGAIN), (None, pipe.AGAIN), ({"error": "x"}, pipe.AGAIN), (False, pipe.CANCELLED)):
+            self.assertIs(pipe.dialog_reply(question, one, result), expected, result)
+
+
+class Durable(unittest.TestCase):
+    def card(self, *prompts):
+        return pipe.durable_card(ask(*prompts, surface="durable"))
+
+    def labels(self, card):
+        return [o["label"] for o in card["questions"][0]["options"]]
+
+    def test_two_or_three_choices_are_the_options(self):
+        above, card = self.card(prompt(labels=("Allow", "Deny")))
+        self.assertEqual((above, self.labels(card)), ("", ["Deny", "Allow"]))
+        self.assertEqual(
+            pipe.durable_answer(answered_by(card, 1)),
+            {"call": "oc_q1.7", "status": "answered", "answers": {"target": {"index": 0}}},
+        )
+
+    def test_more_choices_are_listed_above(self):
+        above, card = self.card(prompt(labels=("a", "b", "c", "d", "e"), allow_other=False))
+        self.assertIn("5. e – about e", above)
+        self.assertEqual(self.labels(card), ["a", "b", "c"])
+        self.assertTrue(card["questions"][0]["allow_other"])
+
+    def test_free_text_has_a_neutral_first_option_that_decides_nothing(self):
+        _, card = self.card(prompt())
+        self.assertEqual(self.labels(card), ["Own words", "Skip"])
+        self.assertEqual(pipe.durable_answer(answered_by(card, 0))["status"], "again")
+        self.assertEqual(pipe.durable_answer(answered_by(card, 1))["status"], "declined")
+        words = {card["questions"][0]["id"]: {"type": "other", "text": "the moon"}}
+        message = {"role": "tool", "tool_call_id": "oc_q1.7", "content": json.dumps({"status": "answered", "answers": words})}
+        self.assertEqual(pipe.durable_answer([message])["answers"], {"target": {"text": "the moon"}})
+
+    def test_a_single_choice_gets_skip_beside_it(self):
+        self.assertEqual(self.labels(self.card(prompt(labels=("Retry",)))[1]), ["Retry", "Skip"])
+        _, card = self.card(prompt(labels=("Approve",)))
+        self.assertEqual(self.labels(card), ["Skip", "Approve"])
+        self.assertEqual(pipe.durable_answer(answered_by(card, 1))["answers"], {"target": {"index": 0}})
+
+    def test_open_webuis_limits_are_kept(self):
+        above, card = self.card(prompt(text="x" * 600, header="h" * 60, labels=("l" * 90, "b")))
+        question = card["questions"][0]
+        self.assertEqual((len(question["question"]), len(question["header"])), (500, 48))
+        self.assertTrue(all(len(o["label"]) <= 80 and 0 < len(o["description"]) <= 240 for o in question["options"]))
+        self.assertIn("x" * 600, above)
+        self.assertIsNone(self.card(*[prompt()] * 4))
+        self.assertIsNone(self.card(prompt(id="i" * 64)))
+
+    def test_what_else_becomes_of_a_card(self):
+        cases = [
+            ("Error: tool call rejected by user.", "cancelled"),
+            ("Error: Each question requires 2-3 options.", "refused"),
+            ('{"status":"cancelled","answers":{}}', "cancelled"),
+            ('{"status":"cancelled","answers":{},"timed_out":true}', "again"),
+        ]
+        for content, status in cases:
+            message = {"role": "tool", "tool_call_id": "oc_q1.7", "content": content}
+            self.assertEqual(pipe.durable_answer([message])["status"], status, content)
+
+    def test_other_tool_results_are_none_of_ours(self):
+        self.assertIsNone(pipe.durable_answer([{"role": "tool", "tool_call_id": "call_1", "content": "{}"}]))
+        self.assertIsNone(pipe.durable_answer([{"role": "user", "content": "hi"}]))
+        self.assertIsNone(pipe.durable_answer([]))
+
+    def test_the_call_ends_the_message(self):
+        _, card = self.card(prompt(labels=("a", "b")))
+        call, finish = pipe.durable_chunks(card, "oc_q1.7", "askbus.default")
+        self.assertEqual(call["choices"][0]["delta"]["tool_calls"][0]["id"], "oc_q1.7")
+        self.assertEqual(finish["choices"][0]["finish_reason"], "tool_calls")
+
+
+class Chat(unittest.TestCase):
+    def test_a_trace_tells_question_and_answer(self):
+        question = ask(prompt(text="Where\nto?", labels=("a", "b")), prompt(id="why", text="Why?"))
+        text = pipe.trace(question, {"answers": {"target": {"index": 1}, "why": {"text": "because"}}})
+        self.assertIn("> **Where to?** — b\n>\n> **Why?** — because", text)
+        self.assertIn("— cancelled", pipe.trace(question, {"cancelled": "user"}))
+        self.assertIn("— declined", pipe.trace(question, {"declined": True}))
+
+    def test_a_secret_leaves_no_trace_of_its_value(self):
+        question = ask(prompt(text="Token?", secret=True), surface="masked")
+        text = pipe.trace(question, {"answers": {"target": {"text": "s3cret"}}})
+        self.assertIn("> **Token?** — answered (hidden)", text)
+        self.assertNotIn("s3cret", text)
+
+    def test_text_is_never_taken_for_a_raw_event(self):
+        for text in ("data: {\"event\": {}}", "data:data:", "plain", ""):
+            parts = list(pipe.pieces(text))
+            self.assertEqual("".join(parts), text)
+            self.assertFalse(any(part.startswith("data:") and part is parts[0] for part in parts), parts)
+
+
+if __name__ == "__main__":
+    unittest.main()
