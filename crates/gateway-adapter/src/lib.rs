@@ -1,1 +1,3 @@
-//! Placeholder.
+//! Carries questions between the OpenClaw Gateway and the bus.
+
+pub mod openclaw;
