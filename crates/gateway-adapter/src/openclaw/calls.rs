@@ -224,10 +224,7 @@ pub struct Agent {
 impl Agent {
     /// Name for people.
     pub fn label(&self) -> &str {
-        self.identity["name"]
-            .as_str()
-            .or(self.name.as_deref())
-            .unwrap_or(&self.id)
+        self.identity["name"].as_str().or(self.name.as_deref()).unwrap_or(&self.id)
     }
 }
 
@@ -297,14 +294,10 @@ impl Client {
         }
         let ack: Ack = self.typed("chat.send", message).await?;
         Ok(match ack.run_id {
-            Some(run_id) => ChatSent::Run {
-                run_id,
-                status: ack.status,
-                interrupted: ack.interrupted_active_run,
-            },
-            None => ChatSent::Stopped {
-                run_ids: ack.run_ids,
-            },
+            Some(run_id) => {
+                ChatSent::Run { run_id, status: ack.status, interrupted: ack.interrupted_active_run }
+            }
+            None => ChatSent::Stopped { run_ids: ack.run_ids },
         })
     }
 
@@ -314,11 +307,7 @@ impl Client {
     }
 
     /// Stops one run of a session, or what is active there.
-    pub async fn chat_abort(
-        &self,
-        session_key: &str,
-        run_id: Option<&str>,
-    ) -> Result<Aborted, GatewayError> {
+    pub async fn chat_abort(&self, session_key: &str, run_id: Option<&str>) -> Result<Aborted, GatewayError> {
         let mut params = json!({ "sessionKey": session_key });
         if let Some(run_id) = run_id {
             params["runId"] = json!(run_id);
@@ -327,20 +316,14 @@ impl Client {
     }
 
     /// The last rows of a session's transcript, and what runs there.
-    pub async fn chat_history(
-        &self,
-        session_key: &str,
-        limit: u32,
-    ) -> Result<History, GatewayError> {
+    pub async fn chat_history(&self, session_key: &str, limit: u32) -> Result<History, GatewayError> {
         let params = json!({ "sessionKey": session_key, "limit": limit });
         self.typed("chat.history", params).await
     }
 
     /// Asks for `session.tool` and `session.message` events of all sessions, on this connection.
     pub async fn sessions_subscribe(&self) -> Result<(), GatewayError> {
-        self.request("sessions.subscribe", json!({}))
-            .await
-            .map(drop)
+        self.request("sessions.subscribe", json!({})).await.map(drop)
     }
 
     /// The agents of this Gateway.
@@ -394,10 +377,7 @@ impl Client {
     }
 
     /// Opens a question from outside.
-    pub async fn question_request(
-        &self,
-        question: &QuestionRequest,
-    ) -> Result<QuestionOpened, GatewayError> {
+    pub async fn question_request(&self, question: &QuestionRequest) -> Result<QuestionOpened, GatewayError> {
         self.typed("question.request", question).await
     }
 
@@ -407,10 +387,8 @@ impl Client {
         params: impl Serialize,
     ) -> Result<T, GatewayError> {
         let result = self.request(method, params).await?;
-        serde_json::from_value(result).map_err(|e| GatewayError::Unreadable {
-            method: method.to_owned(),
-            why: e.to_string(),
-        })
+        serde_json::from_value(result)
+            .map_err(|e| GatewayError::Unreadable { method: method.to_owned(), why: e.to_string() })
     }
 }
 
@@ -445,17 +423,11 @@ mod tests {
     #[test]
     fn an_agent_is_labelled_by_identity_then_name_then_id() {
         for (value, label) in [
-            (
-                json!({"id":"ops","name":"Ops bot","identity":{"name":"Opsy"}}),
-                "Opsy",
-            ),
+            (json!({"id":"ops","name":"Ops bot","identity":{"name":"Opsy"}}), "Opsy"),
             (json!({"id":"ops","name":"Ops bot"}), "Ops bot"),
             (json!({"id":"ops"}), "ops"),
         ] {
-            assert_eq!(
-                serde_json::from_value::<Agent>(value).unwrap().label(),
-                label
-            );
+            assert_eq!(serde_json::from_value::<Agent>(value).unwrap().label(), label);
         }
     }
 }

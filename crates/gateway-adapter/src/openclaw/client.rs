@@ -108,9 +108,7 @@ pub enum ConnectError {
         why: String,
     },
     /// The shared token is missing or wrong.
-    #[error(
-        "gateway refuses the token: {0}; set {SETTING_TOKEN} to the gateway's own gateway.auth.token"
-    )]
+    #[error("gateway refuses the token: {0}; set {SETTING_TOKEN} to the gateway's own gateway.auth.token")]
     Token(Box<Rejection>),
     /// The token that the Gateway once issued to this device is no longer valid.
     #[error("gateway no longer accepts this device's own token: {0}")]
@@ -126,7 +124,7 @@ pub enum ConnectError {
         rejection: Box<Rejection>,
     },
     /// The Gateway wants a device identity and none was sent.
-    #[error("gateway asks for a device identity: {0}")]
+    #[error("gateway asks for its token or a device identity: {0}; set {SETTING_TOKEN}")]
     DeviceNeeded(Box<Rejection>),
     /// Too many failed tries.
     #[error("gateway refuses further tries for now: {rejection}")]
@@ -250,19 +248,14 @@ impl GatewayError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::NotReady { .. } | Self::Lost { .. } | Self::Timeout { .. } => true,
-            Self::Refused { rejection, .. } => {
-                rejection.retryable || rejection.code == "UNAVAILABLE"
-            }
+            Self::Refused { rejection, .. } => rejection.retryable || rejection.code == "UNAVAILABLE",
             Self::TooLarge { .. } | Self::Unreadable { .. } => false,
         }
     }
 
     /// Whether the Gateway may have carried it out.
     pub fn may_have_happened(&self) -> bool {
-        matches!(
-            self,
-            Self::Lost { .. } | Self::Timeout { .. } | Self::Unreadable { .. }
-        )
+        matches!(self, Self::Lost { .. } | Self::Timeout { .. } | Self::Unreadable { .. })
     }
 
     /// Pause that the Gateway asks for.
@@ -362,15 +355,13 @@ pub struct Opened {
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 /// Connects and proves the rights; with an identity as a paired device, else as a local client.
-pub async fn open(
-    request: &Request,
-    identity: Option<&mut Identity>,
-) -> Result<Opened, ConnectError> {
-    let (socket, hello) = timeout(HANDSHAKE_TIMEOUT, handshake(request, identity))
-        .await
-        .map_err(|_| ConnectError::Unreachable {
-            url: request.url.clone(),
-            why: format!("no hello within {} s", HANDSHAKE_TIMEOUT.as_secs()),
+pub async fn open(request: &Request, identity: Option<&mut Identity>) -> Result<Opened, ConnectError> {
+    let (socket, hello) =
+        timeout(HANDSHAKE_TIMEOUT, handshake(request, identity)).await.map_err(|_| {
+            ConnectError::Unreachable {
+                url: request.url.clone(),
+                why: format!("no hello within {} s", HANDSHAKE_TIMEOUT.as_secs()),
+            }
         })??;
     let (calls, queue) = mpsc::channel(CALL_BUFFER);
     let (event_sender, events) = mpsc::channel(EVENT_BUFFER);
@@ -385,17 +376,8 @@ pub async fn open(
         stop: stop.clone(),
     };
     let task = tokio::spawn(connection.run());
-    let client = Client(Arc::new(Inner {
-        hello,
-        calls,
-        last_id: AtomicU64::new(0),
-        stop,
-    }));
-    Ok(Opened {
-        client,
-        events,
-        task,
-    })
+    let client = Client(Arc::new(Inner { hello, calls, last_id: AtomicU64::new(0), stop }));
+    Ok(Opened { client, events, task })
 }
 
 impl Client {
@@ -405,11 +387,7 @@ impl Client {
     }
 
     /// Calls a method and waits up to 30 s for its result.
-    pub async fn request(
-        &self,
-        method: &str,
-        params: impl Serialize,
-    ) -> Result<Value, GatewayError> {
+    pub async fn request(&self, method: &str, params: impl Serialize) -> Result<Value, GatewayError> {
         self.request_within(method, params, REQUEST_TIMEOUT).await
     }
 
@@ -429,37 +407,21 @@ impl Client {
         })?;
         let limit = self.0.hello.policy.max_payload;
         if frame.len() > limit {
-            return Err(GatewayError::TooLarge {
-                method: method.to_owned(),
-                size: frame.len(),
-                limit,
-            });
+            return Err(GatewayError::TooLarge { method: method.to_owned(), size: frame.len(), limit });
         }
         let (reply, answer) = oneshot::channel();
-        let call = Call {
-            id,
-            method: method.to_owned(),
-            frame,
-            reply,
-        };
+        let call = Call { id, method: method.to_owned(), frame, reply };
         let exchange = async {
             if self.0.calls.send(call).await.is_err() {
-                return Err(GatewayError::NotReady {
-                    why: "the connection was lost".to_owned(),
-                });
+                return Err(GatewayError::NotReady { why: "the connection was lost".to_owned() });
             }
-            answer.await.unwrap_or_else(|_| {
-                Err(GatewayError::NotReady {
-                    why: "the connection was lost".to_owned(),
-                })
-            })
+            answer
+                .await
+                .unwrap_or_else(|_| Err(GatewayError::NotReady { why: "the connection was lost".to_owned() }))
         };
-        timeout(within, exchange).await.unwrap_or_else(|_| {
-            Err(GatewayError::Timeout {
-                method: method.to_owned(),
-                after: within,
-            })
-        })
+        timeout(within, exchange)
+            .await
+            .unwrap_or_else(|_| Err(GatewayError::Timeout { method: method.to_owned(), after: within }))
     }
 
     /// Ends the connection.
@@ -490,9 +452,7 @@ impl Running {
         // From here on nothing is accepted; what was accepted and not sent was not carried out.
         self.calls.close();
         while let Ok(call) = self.calls.try_recv() {
-            let _ = call.reply.send(Err(GatewayError::NotReady {
-                why: why.to_string(),
-            }));
+            let _ = call.reply.send(Err(GatewayError::NotReady { why: why.to_string() }));
         }
         for (_, (method, reply)) in self.pending.drain() {
             let why = why.clone();
@@ -504,10 +464,7 @@ impl Running {
             Lost::Silent(_) | Lost::Lagging | Lost::Gap { .. } => Some(CloseCode::from(4000)),
         };
         if let Some(code) = code {
-            let frame = CloseFrame {
-                code,
-                reason: "".into(),
-            };
+            let frame = CloseFrame { code, reason: "".into() };
             let _ = timeout(Duration::from_secs(1), self.socket.close(Some(frame))).await;
         }
         why
@@ -550,10 +507,9 @@ impl Running {
         match timeout(WRITE_TIMEOUT, self.socket.send(Message::text(call.frame))).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(Lost::Broken(error.to_string())),
-            Err(_) => Err(Lost::Broken(format!(
-                "nothing could be written for {} s",
-                WRITE_TIMEOUT.as_secs()
-            ))),
+            Err(_) => {
+                Err(Lost::Broken(format!("nothing could be written for {} s", WRITE_TIMEOUT.as_secs())))
+            }
         }
     }
 
@@ -566,23 +522,14 @@ impl Running {
             }
         };
         match frame {
-            Incoming::Res {
-                id,
-                ok,
-                payload,
-                error,
-            } => {
+            Incoming::Res { id, ok, payload, error } => {
                 // Not pending: the caller has given up.
                 if let Some((method, reply)) = self.pending.remove(&id) {
                     let _ = reply.send(outcome(method, ok, payload, error));
                 }
                 Ok(())
             }
-            Incoming::Event {
-                event,
-                payload,
-                seq,
-            } => {
+            Incoming::Event { event, payload, seq } => {
                 self.check_sequence(seq)?;
                 if event == "tick" {
                     self.pending.retain(|_, (_, reply)| !reply.is_closed());
@@ -618,14 +565,10 @@ fn outcome(
 ) -> Result<Value, GatewayError> {
     match (ok, error) {
         (true, _) => Ok(payload),
-        (false, Some(rejection)) => Err(GatewayError::Refused {
-            method,
-            rejection: Box::new(rejection),
-        }),
-        (false, None) => Err(GatewayError::Unreadable {
-            method,
-            why: "a refusal without an error".to_owned(),
-        }),
+        (false, Some(rejection)) => Err(GatewayError::Refused { method, rejection: Box::new(rejection) }),
+        (false, None) => {
+            Err(GatewayError::Unreadable { method, why: "a refusal without an error".to_owned() })
+        }
     }
 }
 
@@ -648,18 +591,10 @@ async fn handshake(
         .ok_or_else(|| not_a_gateway(url, "its challenge has no nonce"))?;
     let id = "connect";
     let frame = json!({"type": "req", "id": id, "method": "connect", "params": params});
-    socket
-        .send(Message::text(frame.to_string()))
-        .await
-        .map_err(|e| unreachable(url, &e))?;
+    socket.send(Message::text(frame.to_string())).await.map_err(|e| unreachable(url, &e))?;
     let payload = loop {
         match next_frame(url, &mut socket).await? {
-            Incoming::Res {
-                id: answered,
-                ok,
-                payload,
-                error,
-            } if answered == id => match (ok, error) {
+            Incoming::Res { id: answered, ok, payload, error } if answered == id => match (ok, error) {
                 (true, _) => break payload,
                 (false, Some(rejection)) => return Err(refusal(url, Box::new(rejection))),
                 (false, None) => return Err(not_a_gateway(url, "a refusal without an error")),
@@ -678,27 +613,16 @@ async fn handshake(
         // The shared token still works, so this connection is good.
         tracing::warn!(%error, "device token is not kept");
     }
-    let missing: Vec<_> = request
-        .scopes
-        .iter()
-        .filter(|scope| !grants(&hello.auth.scopes, scope))
-        .cloned()
-        .collect();
+    let missing: Vec<_> =
+        request.scopes.iter().filter(|scope| !grants(&hello.auth.scopes, scope)).cloned().collect();
     if missing.is_empty() {
         return Ok((socket, hello));
     }
     let _ = socket.close(None).await;
-    Err(ConnectError::Scopes {
-        missing,
-        with_device: identity.is_some(),
-    })
+    Err(ConnectError::Scopes { missing, with_device: identity.is_some() })
 }
 
-fn connect_params(
-    request: &Request,
-    identity: Option<&Identity>,
-    challenge: &Value,
-) -> Option<Value> {
+fn connect_params(request: &Request, identity: Option<&Identity>, challenge: &Value) -> Option<Value> {
     let nonce = challenge["nonce"].as_str()?;
     let platform = std::env::consts::OS;
     // The Gateway keeps a local client's scopes only for these pairs of id and mode, and issues
@@ -748,9 +672,7 @@ fn connect_params(
 }
 
 fn grants(granted: &[String], scope: &str) -> bool {
-    granted
-        .iter()
-        .any(|g| g == scope || g == SCOPE_ADMIN || (g == SCOPE_WRITE && scope == SCOPE_READ))
+    granted.iter().any(|g| g == scope || g == SCOPE_ADMIN || (g == SCOPE_WRITE && scope == SCOPE_READ))
 }
 
 async fn upgrade(url: &GatewayUrl) -> Result<Socket, ConnectError> {
@@ -758,9 +680,8 @@ async fn upgrade(url: &GatewayUrl) -> Result<Socket, ConnectError> {
         // Several crypto providers are compiled in, so one must be named; a second naming is no harm.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
-    let stream = TcpStream::connect((url.host().as_str(), url.port()))
-        .await
-        .map_err(|e| unreachable(url, &e))?;
+    let stream =
+        TcpStream::connect((url.host().as_str(), url.port())).await.map_err(|e| unreachable(url, &e))?;
     let _ = stream.set_nodelay(true);
     let config = WebSocketConfig::default()
         .max_message_size(Some(MAX_INCOMING_BYTES))
@@ -781,8 +702,8 @@ async fn upgrade(url: &GatewayUrl) -> Result<Socket, ConnectError> {
             _ => Err(not_a_gateway(url, &format!("HTTP {}", response.status()))),
         },
         Err(
-            e @ (tungstenite::Error::Io(_)
-            | tungstenite::Error::Protocol(ProtocolError::HandshakeIncomplete)),
+            e
+            @ (tungstenite::Error::Io(_) | tungstenite::Error::Protocol(ProtocolError::HandshakeIncomplete)),
         ) => Err(unreachable(url, &e)),
         Err(e) => Err(not_a_gateway(url, &e.to_string())),
     }
@@ -820,20 +741,16 @@ fn refusal(url: &GatewayUrl, rejection: Box<Rejection>) -> ConnectError {
         };
     }
     match code {
-        "AUTH_RATE_LIMITED" => ConnectError::RateLimited {
-            retry_after: pause(&rejection),
-            rejection,
-        },
+        "AUTH_RATE_LIMITED" => ConnectError::RateLimited { retry_after: pause(&rejection), rejection },
         "AUTH_TOKEN_MISSING" | "AUTH_TOKEN_MISMATCH" | "AUTH_REQUIRED" | "AUTH_UNAUTHORIZED" => {
             ConnectError::Token(rejection)
         }
         "AUTH_DEVICE_TOKEN_MISMATCH" => ConnectError::DeviceToken(rejection),
         "DEVICE_IDENTITY_REQUIRED" => ConnectError::DeviceNeeded(rejection),
         _ => match rejection.details["requestId"].as_str() {
-            Some(id) if code == "PAIRING_REQUIRED" => ConnectError::NotPaired {
-                request_id: id.to_owned(),
-                rejection,
-            },
+            Some(id) if code == "PAIRING_REQUIRED" => {
+                ConnectError::NotPaired { request_id: id.to_owned(), rejection }
+            }
             _ => ConnectError::Refused(rejection),
         },
     }
@@ -841,35 +758,20 @@ fn refusal(url: &GatewayUrl, rejection: Box<Rejection>) -> ConnectError {
 
 fn pause(rejection: &Rejection) -> Option<Duration> {
     let nested = || rejection.details["retryAfterMs"].as_u64();
-    rejection
-        .retry_after_ms
-        .or_else(nested)
-        .map(Duration::from_millis)
+    rejection.retry_after_ms.or_else(nested).map(Duration::from_millis)
 }
 
 fn unreachable(url: &GatewayUrl, why: &dyn fmt::Display) -> ConnectError {
-    ConnectError::Unreachable {
-        url: url.clone(),
-        why: why.to_string(),
-    }
+    ConnectError::Unreachable { url: url.clone(), why: why.to_string() }
 }
 
 fn not_a_gateway(url: &GatewayUrl, why: &str) -> ConnectError {
-    ConnectError::NotAGateway {
-        url: url.clone(),
-        why: why.to_owned(),
-    }
+    ConnectError::NotAGateway { url: url.clone(), why: why.to_owned() }
 }
 
 fn closed(frame: Option<CloseFrame>) -> Lost {
     match frame {
-        Some(frame) => Lost::Closed {
-            code: frame.code.into(),
-            reason: frame.reason.to_string(),
-        },
-        None => Lost::Closed {
-            code: 1005,
-            reason: String::new(),
-        },
+        Some(frame) => Lost::Closed { code: frame.code.into(), reason: frame.reason.to_string() },
+        None => Lost::Closed { code: 1005, reason: String::new() },
     }
 }

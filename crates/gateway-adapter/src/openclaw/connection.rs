@@ -66,9 +66,8 @@ impl Connection {
     /// Connects, and again whenever the connection is lost, until `stop`. Each connection made is
     /// handed over; the one before has ended by then, so there is never a second reader.
     pub fn start(options: Options, stop: CancellationToken) -> (Self, mpsc::Receiver<Connected>) {
-        let (state_sender, state) = watch::channel(State::Down {
-            why: "it has not been connected yet".to_owned(),
-        });
+        let (state_sender, state) =
+            watch::channel(State::Down { why: "it has not been connected yet".to_owned() });
         let (sender, connections) = mpsc::channel(1);
         tokio::spawn(keep(options, state_sender, sender, stop));
         (Self { state }, connections)
@@ -147,9 +146,7 @@ async fn keep(
             () = stop.cancelled() => break,
         }
     }
-    state.send_replace(State::Down {
-        why: "stopped".to_owned(),
-    });
+    state.send_replace(State::Down { why: "stopped".to_owned() });
 }
 
 /// Hands a connection over and waits until it has ended.
@@ -159,11 +156,7 @@ async fn follow(
     connections: &mpsc::Sender<Connected>,
     stop: &CancellationToken,
 ) -> Lost {
-    let Opened {
-        client,
-        events,
-        mut task,
-    } = opened;
+    let Opened { client, events, mut task } = opened;
     let hello = client.hello().clone();
     tracing::info!(
         version = hello.server.version,
@@ -172,12 +165,8 @@ async fn follow(
         "connected to the gateway"
     );
     state.send_replace(State::Up(client.clone()));
-    let connected = Connected {
-        client: client.clone(),
-        boot_id: hello.server.boot_id.clone(),
-        hello,
-        events,
-    };
+    let connected =
+        Connected { client: client.clone(), boot_id: hello.server.boot_id.clone(), hello, events };
     // The consumer may still be busy with the connection before.
     let handed_over = tokio::select! {
         sent = connections.send(connected) => sent.is_ok(),
@@ -216,22 +205,17 @@ enum Failure {
 impl Keeper {
     async fn open(&mut self) -> Result<Opened, Failure> {
         if self.with_device && self.identity.is_none() {
-            let identity =
-                Identity::load_or_create(&self.options.identity).map_err(Failure::Identity)?;
+            let identity = Identity::load_or_create(&self.options.identity).map_err(Failure::Identity)?;
             self.identity = Some(identity);
         }
-        client::open(&self.options.request, self.identity.as_mut())
-            .await
-            .map_err(Failure::Connect)
+        client::open(&self.options.request, self.identity.as_mut()).await.map_err(Failure::Connect)
     }
 
     /// Draws the consequence of a failed try; returns how long to wait for the next.
     fn after(&mut self, error: &ConnectError, pause: &mut Pause) -> Duration {
         match error {
             ConnectError::Scopes { .. } | ConnectError::DeviceNeeded(_) if !self.with_device => {
-                tracing::info!(
-                    "the gateway does not treat this as a local client: using a device identity"
-                );
+                tracing::info!("the gateway does not treat this as a local client: using a device identity");
                 self.with_device = true;
                 return pause.next();
             }
@@ -243,11 +227,7 @@ impl Keeper {
             }
             _ => {}
         }
-        let wait = if error.is_transient() {
-            pause.next()
-        } else {
-            PAUSE_FOR_A_PERSON
-        };
+        let wait = if error.is_transient() { pause.next() } else { PAUSE_FOR_A_PERSON };
         wait.max(error.retry_after().unwrap_or_default())
     }
 
@@ -276,9 +256,7 @@ struct Pause {
 
 impl Pause {
     fn next(&mut self) -> Duration {
-        let full = FIRST_PAUSE
-            .saturating_mul(1 << self.failures.min(10))
-            .min(LONGEST_PAUSE);
+        let full = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10)).min(LONGEST_PAUSE);
         self.failures += 1;
         full.mul_f64(rand::random_range(0.5..=1.0))
     }

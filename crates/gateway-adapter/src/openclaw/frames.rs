@@ -51,12 +51,7 @@ pub(crate) struct Outgoing<'a, P> {
 
 impl<'a, P> Outgoing<'a, P> {
     pub(crate) fn new(id: &'a str, method: &'a str, params: P) -> Self {
-        Self {
-            kind: "req",
-            id,
-            method,
-            params,
-        }
+        Self { kind: "req", id, method, params }
     }
 }
 
@@ -157,10 +152,7 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self {
-            max_payload: 26_214_400,
-            tick_interval_ms: 30_000,
-        }
+        Self { max_payload: 26_214_400, tick_interval_ms: 30_000 }
     }
 }
 
@@ -224,9 +216,7 @@ impl Event {
             "agent" => typed(&name, &payload, Event::Agent),
             "session.tool" => typed(&name, &payload, Event::SessionTool),
             "chat" => typed(&name, &payload, Event::Chat),
-            "shutdown" => Some(Event::Shutdown {
-                reason: text_at(&payload, "reason").unwrap_or_default(),
-            }),
+            "shutdown" => Some(Event::Shutdown { reason: text_at(&payload, "reason").unwrap_or_default() }),
             _ => None,
         };
         read.unwrap_or(Event::Raw { name, payload })
@@ -550,14 +540,12 @@ mod tests {
 
     #[test]
     fn question_requested_is_read_with_all_prompts() {
-        let read = event(
-            json!({"type":"event","event":"question.requested","seq":1,"payload":{
+        let read = event(json!({"type":"event","event":"question.requested","seq":1,"payload":{
             "id":"ask_45e3","agentId":"main","sessionKey":"agent:main:x","runId":"r1",
             "createdAtMs":1796094641960i64,"expiresAtMs":1796094701960i64,"status":"pending","new":1,
             "questions":[{"questionId":"target","header":"Target","question":"Where?",
                 "options":[{"label":"Staging","description":"safe"},{"label":"Production"}],
-                "isOther":true,"later":true}]}}),
-        );
+                "isOther":true,"later":true}]}}));
         let Event::QuestionRequested(record) = read else {
             panic!("{read:?}");
         };
@@ -575,16 +563,8 @@ mod tests {
                 QuestionStatus::Answered,
                 Some(vec!["x".to_owned(), "y".to_owned()]),
             ),
-            (
-                json!({"id":"a","status":"cancelled"}),
-                QuestionStatus::Cancelled,
-                None,
-            ),
-            (
-                json!({"id":"a","status":"expired"}),
-                QuestionStatus::Expired,
-                None,
-            ),
+            (json!({"id":"a","status":"cancelled"}), QuestionStatus::Cancelled, None),
+            (json!({"id":"a","status":"expired"}), QuestionStatus::Expired, None),
         ] {
             let read = Event::read("question.resolved".to_owned(), payload);
             let Event::QuestionResolved(resolved) = read else {
@@ -605,10 +585,7 @@ mod tests {
                 other => panic!("{other:?}"),
             };
             assert_eq!(frame.phase, ToolPhase::Start);
-            assert_eq!(
-                (frame.name.as_str(), &frame.args),
-                ("ask_user", &json!({"a":1}))
-            );
+            assert_eq!((frame.name.as_str(), &frame.args), ("ask_user", &json!({"a":1})));
         }
     }
 
@@ -634,18 +611,12 @@ mod tests {
         for (name, payload) in [
             ("session.message", json!({"x":1})),
             ("question.requested", json!({"id":7})),
-            (
-                "chat",
-                json!({"runId":"r","sessionKey":"s","state":"new-state"}),
-            ),
+            ("chat", json!({"runId":"r","sessionKey":"s","state":"new-state"})),
             ("tick", Value::Null),
         ] {
             assert_eq!(
                 Event::read(name.to_owned(), payload.clone()),
-                Event::Raw {
-                    name: name.to_owned(),
-                    payload
-                }
+                Event::Raw { name: name.to_owned(), payload }
             );
         }
     }
@@ -661,20 +632,13 @@ mod tests {
         let frame = json!({"type":"res","id":"1","ok":false,"error":{"code":"UNAVAILABLE",
             "message":"gateway starting; retry shortly","retryable":true,"retryAfterMs":500,
             "details":{"reason":"startup-sidecars"}}});
-        let Incoming::Res {
-            ok: false,
-            error: Some(error),
-            ..
-        } = serde_json::from_value(frame).unwrap()
+        let Incoming::Res { ok: false, error: Some(error), .. } = serde_json::from_value(frame).unwrap()
         else {
             panic!();
         };
         assert_eq!(error.reason(), Some("startup-sidecars"));
         assert_eq!((error.retryable, error.retry_after_ms), (true, Some(500)));
-        assert_eq!(
-            error.to_string(),
-            "gateway starting; retry shortly (UNAVAILABLE, startup-sidecars)"
-        );
+        assert_eq!(error.to_string(), "gateway starting; retry shortly (UNAVAILABLE, startup-sidecars)");
     }
 
     #[test]

@@ -82,13 +82,7 @@ impl Identity {
     /// An unreadable content is moved aside to `<file>.corrupt-<unix seconds>` and replaced by a new
     /// identity, with a warning: the Gateway must then approve the new device.
     pub fn load_or_create(path: &Path) -> Result<Self, IdentityError> {
-        let fail = |doing| {
-            move |source| IdentityError {
-                path: path.to_owned(),
-                doing,
-                source,
-            }
-        };
+        let fail = |doing| move |source| IdentityError { path: path.to_owned(), doing, source };
         match fs::read(path) {
             Ok(bytes) => {
                 if let Some(identity) = Self::decode(path, &bytes) {
@@ -191,11 +185,7 @@ impl Identity {
             private_key: URL_SAFE_NO_PAD.encode(self.key.as_bytes()),
             device_token: self.device_token.clone(),
         };
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&temporary)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
         file.write_all(&serde_json::to_vec(&stored)?)?;
         file.sync_all()?;
         Ok(temporary)
@@ -236,9 +226,7 @@ fn sync_folder(path: &Path) -> io::Result<()> {
 }
 
 fn unix_seconds() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 #[cfg(test)]
@@ -252,10 +240,8 @@ mod tests {
     }
 
     fn names(folder: &Path) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(folder)
-            .unwrap()
-            .map(|e| e.unwrap().file_name().into_string().unwrap())
-            .collect();
+        let mut names: Vec<_> =
+            fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
     }
@@ -342,9 +328,8 @@ mod tests {
             token: "tok",
         };
         let id = identity.device_id();
-        let text = format!(
-            "v3|{id}|cli|cli|operator|operator.read,operator.write|1796094385436|tok|n-1|linux|"
-        );
+        let text =
+            format!("v3|{id}|cli|cli|operator|operator.read,operator.write|1796094385436|tok|n-1|linux|");
         assert_eq!(payload(id, signed), text);
 
         let proof = identity.sign(signed);

@@ -109,23 +109,14 @@ fn read(text: &str) -> Result<GatewayUrl, String> {
         None => default_port,
         Some(digits) => read_port(digits)?,
     };
-    Ok(GatewayUrl {
-        tls,
-        host,
-        port,
-        path: read_path(tail)?,
-    })
+    Ok(GatewayUrl { tls, host, port, path: read_path(tail)? })
 }
 
 fn read_authority(authority: &str) -> Result<(Host, Option<&str>), String> {
     if let Some(inside) = authority.strip_prefix('[') {
-        let (address, behind) = inside
-            .split_once(']')
-            .ok_or("has a [ without a ]".to_owned())?;
+        let (address, behind) = inside.split_once(']').ok_or("has a [ without a ]".to_owned())?;
         let address = address.parse::<Ipv6Addr>().map_err(|_| {
-            format!(
-                "[{address}] is no IPv6 address: write names and IPv4 addresses without brackets"
-            )
+            format!("[{address}] is no IPv6 address: write names and IPv4 addresses without brackets")
         })?;
         let port = match behind.strip_prefix(':') {
             Some(port) => Some(port),
@@ -167,9 +158,7 @@ fn read_path(tail: &str) -> Result<String, String> {
     let end = tail.find(['?', '#']).unwrap_or(tail.len());
     let path = tail[..end].trim_end_matches('/');
     match path.chars().find(|c| !c.is_ascii_graphic()) {
-        Some(c) => Err(format!(
-            "path {path:?} holds {c:?}: write it percent-encoded"
-        )),
+        Some(c) => Err(format!("path {path:?} holds {c:?}: write it percent-encoded")),
         None if path.is_empty() => Ok("/".to_owned()),
         None => Ok(path.to_owned()),
     }
@@ -191,10 +180,7 @@ mod tests {
             ("http://gateway:18789", "ws://gateway:18789/"),
             ("http://gateway", "ws://gateway:80/"),
             ("https://gateway", "wss://gateway:443/"),
-            (
-                "HTTPS://gateway:8443/openclaw/",
-                "wss://gateway:8443/openclaw",
-            ),
+            ("HTTPS://gateway:8443/openclaw/", "wss://gateway:8443/openclaw"),
             ("ws://127.0.0.1:18789", "ws://127.0.0.1:18789/"),
             ("wss://gateway/a/b", "wss://gateway:443/a/b"),
             ("::1", "ws://[::1]:18789/"),
@@ -202,19 +188,12 @@ mod tests {
             ("[::1]:19000", "ws://[::1]:19000/"),
             ("ws://::1", "ws://[::1]:80/"),
             ("2001:db8::7", "ws://[2001:db8::7]:18789/"),
-            (
-                "http://h:1/chat?session=agent:main:x#token=t",
-                "ws://h:1/chat",
-            ),
+            ("http://h:1/chat?session=agent:main:x#token=t", "ws://h:1/chat"),
             ("bücher.example", "ws://xn--bcher-kva.example:18789/"),
         ] {
             let url = GatewayUrl::parse(given).unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(url.to_string(), expected, "{given}");
-            assert_eq!(
-                GatewayUrl::parse(&url.to_string()),
-                Ok(url),
-                "{given} is stable"
-            );
+            assert_eq!(GatewayUrl::parse(&url.to_string()), Ok(url), "{given} is stable");
         }
     }
 
@@ -262,11 +241,7 @@ mod tests {
             ("10.0.0.4", false),
             ("localhost.example.org", false),
         ] {
-            assert_eq!(
-                GatewayUrl::parse(given).unwrap().is_loopback(),
-                expected,
-                "{given}"
-            );
+            assert_eq!(GatewayUrl::parse(given).unwrap().is_loopback(), expected, "{given}");
         }
     }
 }
