@@ -24,15 +24,7 @@ use crate::{Redacted, Service};
 const COMMON: [&str; 3] = ["nats", "telemetry", "health"];
 
 /// All sections that a config file may have.
-pub const SECTIONS: [&str; 7] = [
-    "nats",
-    "telemetry",
-    "health",
-    "router",
-    "adapter",
-    "emitter",
-    "askctl",
-];
+pub const SECTIONS: [&str; 7] = ["nats", "telemetry", "health", "router", "adapter", "emitter", "askctl"];
 
 /// The documented defaults of the common sections.
 pub const COMMON_DEFAULTS: &str = include_str!("../config.default.toml");
@@ -150,11 +142,7 @@ pub enum ConfigError {
 impl ConfigError {
     /// For checks that a service makes over several keys.
     pub fn key(key: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self::Key {
-            key: key.into(),
-            origin: Origin::default(),
-            problem: problem.into(),
-        }
+        Self::Key { key: key.into(), origin: Origin::default(), problem: problem.into() }
     }
 }
 
@@ -172,10 +160,7 @@ impl fmt::Display for Origin {
 }
 
 /// Loads the configuration of `service` from its defaults, `file` and the process environment.
-pub fn load<S: DeserializeOwned>(
-    service: &Service,
-    file: Option<&Path>,
-) -> Result<Config<S>, ConfigError> {
+pub fn load<S: DeserializeOwned>(service: &Service, file: Option<&Path>) -> Result<Config<S>, ConfigError> {
     let env = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     load_from(service, file, env)
@@ -193,10 +178,8 @@ pub fn load_from<S: DeserializeOwned>(
     ];
     if let Some(path) = file {
         let origin = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-            path: origin.clone(),
-            source,
-        })?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: origin.clone(), source })?;
         layers.push(Layer::parse(&origin, &text)?);
     }
     layers.push(Layer::environment(env)?);
@@ -205,9 +188,7 @@ pub fn load_from<S: DeserializeOwned>(
     for layer in layers {
         builder = builder.add_source(layer.scoped_to(service)?);
     }
-    let merged = builder
-        .build()
-        .map_err(|error| ConfigError::key("config", error.to_string()))?;
+    let merged = builder.build().map_err(|error| ConfigError::key("config", error.to_string()))?;
     Ok(Config {
         nats: section(&merged.cache, "nats")?,
         telemetry: section(&merged.cache, "telemetry")?,
@@ -218,9 +199,7 @@ pub fn load_from<S: DeserializeOwned>(
 
 /// Deserialises an enum so that an unknown word is answered with the list of the known ones:
 /// `#[serde(deserialize_with = "service_kit::config::word")]`.
-pub fn word<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
-    deserializer: D,
-) -> Result<T, D::Error> {
+pub fn word<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
     T::deserialize(String::deserialize(deserializer)?.into_deserializer())
 }
 
@@ -230,12 +209,9 @@ struct Layer(Map<String, Value>);
 
 impl Layer {
     fn parse(origin: &str, text: &str) -> Result<Self, ConfigError> {
-        let mut table = ::config::File::from_str(text, FileFormat::Toml)
-            .collect()
-            .map_err(|error| ConfigError::Syntax {
-                origin: origin.to_owned(),
-                problem: syntax_problem(&error),
-            })?;
+        let mut table = ::config::File::from_str(text, FileFormat::Toml).collect().map_err(|error| {
+            ConfigError::Syntax { origin: origin.to_owned(), problem: syntax_problem(&error) }
+        })?;
         for value in table.values_mut() {
             set_origin(value, origin);
         }
@@ -249,14 +225,9 @@ impl Layer {
             let Some(path) = name.strip_prefix(ENV_PREFIX).filter(|_| !text.is_empty()) else {
                 continue;
             };
-            let keys: Vec<_> = path
-                .to_lowercase()
-                .split(ENV_SEPARATOR)
-                .map(str::to_owned)
-                .collect();
-            if let Some((_, other)) = seen
-                .iter()
-                .find(|(other, _)| keys.starts_with(other) || other.starts_with(&keys))
+            let keys: Vec<_> = path.to_lowercase().split(ENV_SEPARATOR).map(str::to_owned).collect();
+            if let Some((_, other)) =
+                seen.iter().find(|(other, _)| keys.starts_with(other) || other.starts_with(&keys))
             {
                 return Err(ConfigError::key(
                     keys.join("."),
@@ -265,11 +236,9 @@ impl Layer {
             }
             let origin = format!("the environment variable {name}");
             let (first, rest) = keys.split_first().expect("split yields at least one part");
-            let value = rest
-                .iter()
-                .rfold(Value::new(Some(&origin), text), |inner, key| {
-                    Value::new(Some(&origin), Map::from_iter([(key.clone(), inner)]))
-                });
+            let value = rest.iter().rfold(Value::new(Some(&origin), text), |inner, key| {
+                Value::new(Some(&origin), Map::from_iter([(key.clone(), inner)]))
+            });
             overlay(&mut table, first.clone(), value);
             seen.push((keys, name));
         }
@@ -279,28 +248,16 @@ impl Layer {
     /// Drops the sections of other services and lets the service's own common tables overrule the
     /// common ones of the same source.
     fn scoped_to(mut self, service: &Service) -> Result<Self, ConfigError> {
-        if let Some((key, value)) = self
-            .0
-            .iter()
-            .find(|(key, _)| !SECTIONS.contains(&key.as_str()))
-        {
+        if let Some((key, value)) = self.0.iter().find(|(key, _)| !SECTIONS.contains(&key.as_str())) {
             return Err(ConfigError::Key {
                 key: key.clone(),
                 origin: Origin(value.origin().map(str::to_owned)),
                 problem: format!("unknown section, expected one of {}", SECTIONS.join(", ")),
             });
         }
-        self.0
-            .retain(|key, _| COMMON.contains(&key.as_str()) || key == service.section);
-        if let Some(Value {
-            kind: ValueKind::Table(own),
-            ..
-        }) = self.0.get_mut(service.section)
-        {
-            let overrules: Vec<_> = COMMON
-                .iter()
-                .filter_map(|key| own.remove_entry(*key))
-                .collect();
+        self.0.retain(|key, _| COMMON.contains(&key.as_str()) || key == service.section);
+        if let Some(Value { kind: ValueKind::Table(own), .. }) = self.0.get_mut(service.section) {
+            let overrules: Vec<_> = COMMON.iter().filter_map(|key| own.remove_entry(*key)).collect();
             for (key, value) in overrules {
                 overlay(&mut self.0, key, value);
             }
@@ -321,13 +278,7 @@ impl Source for Layer {
 
 fn overlay(table: &mut Map<String, Value>, key: String, value: Value) {
     match (table.get_mut(&key).map(|old| &mut old.kind), value) {
-        (
-            Some(ValueKind::Table(old)),
-            Value {
-                kind: ValueKind::Table(new),
-                ..
-            },
-        ) => {
+        (Some(ValueKind::Table(old)), Value { kind: ValueKind::Table(new), .. }) => {
             for (key, value) in new {
                 overlay(old, key, value);
             }
@@ -350,47 +301,41 @@ fn set_origin(value: &mut Value, origin: &str) {
 }
 
 fn section<T: DeserializeOwned>(merged: &Value, name: &str) -> Result<T, ConfigError> {
-    let table = match &merged.kind {
-        ValueKind::Table(sections) => sections.get(name),
+    let value = match &merged.kind {
+        ValueKind::Table(sections) => sections.get(name).cloned(),
         _ => None,
     };
-    let value = table
-        .cloned()
-        .unwrap_or_else(|| Value::new(None, Map::<String, Value>::new()));
+    let value = value.unwrap_or_else(|| Value::new(None, Map::<String, Value>::new()));
+    if !matches!(value.kind, ValueKind::Table(_)) {
+        return Err(ConfigError::Key {
+            key: name.to_owned(),
+            origin: Origin(value.origin().map(str::to_owned)),
+            problem: format!("must be a section, [{name}] with keys below it"),
+        });
+    }
     serde_path_to_error::deserialize(value.clone()).map_err(|error| {
         let mut place = Place::find(name, &value, error.path());
         let problem = match unwrap(error.into_inner()) {
             ::config::ConfigError::NotFound(field) => {
-                place = Place {
-                    keys: [place.keys, vec![field]].concat(),
-                    ..Place::default()
-                };
+                place = Place { keys: [place.keys, vec![field]].concat(), ..Place::default() };
                 let variable = place.keys.join(ENV_SEPARATOR).to_uppercase();
                 format!("missing; set it in the config file or as {ENV_PREFIX}{variable}")
             }
-            ::config::ConfigError::Type {
-                unexpected,
-                expected,
-                ..
-            } => {
+            ::config::ConfigError::Type { unexpected, expected, .. } => {
                 format!("{unexpected} is not allowed, expected {expected}")
             }
             other => {
                 let problem = other.to_string();
                 // An unknown key may be a misspelt secret.
-                let secret = problem.starts_with("unknown field")
-                    || problem.starts_with(crate::redacted::PROBLEM);
+                let secret =
+                    problem.starts_with("unknown field") || problem.starts_with(crate::redacted::PROBLEM);
                 match place.written.filter(|_| !secret) {
                     Some(written) => format!("`{written}` is not allowed: {problem}"),
                     None => problem,
                 }
             }
         };
-        ConfigError::Key {
-            key: place.keys.join("."),
-            origin: Origin(place.origin),
-            problem,
-        }
+        ConfigError::Key { key: place.keys.join("."), origin: Origin(place.origin), problem }
     })
 }
 
@@ -452,14 +397,9 @@ fn syntax_problem(error: &::config::ConfigError) -> String {
         ::config::ConfigError::FileParse { cause, .. } => cause.to_string(),
         other => other.to_string(),
     };
-    let quoted = |line: &&str| {
-        line.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ')
-            .starts_with('|')
-    };
-    text.lines()
-        .filter(|line| !quoted(line))
-        .collect::<Vec<_>>()
-        .join(": ")
+    let quoted =
+        |line: &&str| line.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ').starts_with('|');
+    text.lines().filter(|line| !quoted(line)).collect::<Vec<_>>().join(": ")
 }
 
 fn nats_url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
@@ -471,10 +411,10 @@ fn nats_url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Err
                 crate::redacted::PROBLEM
             )));
         }
-        if !["nats://", "tls://"].iter().any(|scheme| {
-            url.strip_prefix(scheme)
-                .is_some_and(|address| !address.is_empty())
-        }) {
+        if !["nats://", "tls://"]
+            .iter()
+            .any(|scheme| url.strip_prefix(scheme).is_some_and(|address| !address.is_empty()))
+        {
             return Err(de::Error::custom(
                 "expected nats://HOST:PORT or tls://HOST:PORT, several separated by commas",
             ));
@@ -496,9 +436,7 @@ fn otlp_endpoint<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<St
 fn log_filter<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let filter = String::deserialize(deserializer)?;
     tracing_subscriber::EnvFilter::try_new(&filter).map_err(|error| {
-        de::Error::custom(format!(
-            "{error}; expected a filter like info,ask_router=debug"
-        ))
+        de::Error::custom(format!("{error}; expected a filter like info,ask_router=debug"))
     })?;
     Ok(filter)
 }

@@ -48,9 +48,7 @@ impl Health {
     /// asks `/readyz`. A name outside [`Service::readiness`] counts from its first report on.
     pub fn ready<E: Display>(&self, name: &'static str, state: Result<(), E>) {
         let unmet = state.err().map(|reason| reason.to_string());
-        let mut conditions = lock(&self.0.conditions);
-        let before = conditions.insert(name, unmet.clone());
-        drop(conditions);
+        let before = lock(&self.0.conditions).insert(name, unmet.clone());
         match (before, unmet) {
             (Some(Some(_)) | None, None) => tracing::info!(condition = name, "ready"),
             (Some(None) | None, Some(reason)) => {
@@ -60,12 +58,14 @@ impl Health {
         }
     }
 
+    /// From here on `/readyz` says that the service is going down.
+    pub fn stopping(&self) {
+        lock(&self.0.conditions).insert("running", Some("shutting down".to_owned()));
+    }
+
     /// Each unmet condition with its reason; empty when the service is ready.
     pub fn unmet(&self) -> BTreeMap<&'static str, String> {
-        lock(&self.0.conditions)
-            .iter()
-            .filter_map(|(name, reason)| Some((*name, reason.clone()?)))
-            .collect()
+        lock(&self.0.conditions).iter().filter_map(|(name, reason)| Some((*name, reason.clone()?))).collect()
     }
 
     /// The registry behind `/metrics`, with the prefix `askbus`. Register all metrics at the start
@@ -75,29 +75,19 @@ impl Health {
     }
 
     /// Serves the endpoint until `shutdown` is cancelled.
-    pub async fn serve(
-        self,
-        listener: TcpListener,
-        shutdown: CancellationToken,
-    ) -> std::io::Result<()> {
+    pub async fn serve(self, listener: TcpListener, shutdown: CancellationToken) -> std::io::Result<()> {
         let app = Router::new()
             .route("/healthz", get(|| async { "ok\n" }))
             .route("/readyz", get(readyz))
             .route("/metrics", get(metrics))
             .with_state(self);
-        axum::serve(listener, app)
-            .with_graceful_shutdown(shutdown.cancelled_owned())
-            .await
+        axum::serve(listener, app).with_graceful_shutdown(shutdown.cancelled_owned()).await
     }
 }
 
 async fn readyz(State(health): State<Health>) -> Response {
     let unmet = health.unmet();
-    let status = if unmet.is_empty() {
-        StatusCode::OK
-    } else {
-        StatusCode::SERVICE_UNAVAILABLE
-    };
+    let status = if unmet.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let body = json!({ "service": health.0.service, "ready": unmet.is_empty(), "unmet": unmet });
     (status, Json(body)).into_response()
 }

@@ -1,10 +1,11 @@
 //! What the HTTP endpoints of the services share: bearer tokens and one shape of error.
 
-use axum::Json;
-use axum::extract::rejection::JsonRejection;
-use axum::extract::{FromRequest, Request};
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json, Router};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -36,16 +37,7 @@ impl ApiError {
     /// `code` is for programs (`too_long`), `message` for people: what is wrong and the way out.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self {
-            status,
-            body: Box::new(Body {
-                code,
-                message,
-                field: None,
-                limit: None,
-                value: None,
-            }),
-        }
+        Self { status, body: Box::new(Body { code, message, field: None, limit: None, value: None }) }
     }
 
     /// Which field of the request is wrong.
@@ -86,27 +78,40 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Checks `Authorization: Bearer TOKEN` in constant time.
-pub fn check_bearer(headers: &HeaderMap, token: &Redacted) -> Result<(), ApiError> {
-    let refused = |message| {
-        ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message).field("authorization")
-    };
+/// The token of `Authorization: Bearer TOKEN`.
+pub fn bearer_token(headers: &HeaderMap) -> Result<&str, ApiError> {
     let value = headers
         .get(header::AUTHORIZATION)
-        .ok_or_else(|| refused("the header authorization is missing, send: Bearer TOKEN"))?;
-    let (scheme, candidate) = value
-        .to_str()
-        .ok()
-        .and_then(|text| text.split_once(' '))
-        .ok_or_else(|| refused("the header authorization must be: Bearer TOKEN"))?;
-    if scheme.eq_ignore_ascii_case("bearer") && token.matches(candidate.trim()) {
-        Ok(())
-    } else {
-        Err(refused("the bearer token is not the configured one"))
+        .ok_or_else(|| unauthorized("the header authorization is missing; send: Bearer TOKEN"))?;
+    match value.to_str().ok().and_then(|text| text.split_once(' ')) {
+        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => Ok(token.trim()),
+        _ => Err(unauthorized("the header authorization must be: Bearer TOKEN")),
     }
 }
 
-/// [`axum::Json`] as an extractor whose refusals are an [`ApiError`].
+/// Checks that the bearer token is `expected`, in constant time.
+pub fn check_bearer(headers: &HeaderMap, expected: &Redacted) -> Result<(), ApiError> {
+    if expected.matches(bearer_token(headers)?) {
+        Ok(())
+    } else {
+        Err(unauthorized("the bearer token is not the configured one"))
+    }
+}
+
+fn unauthorized(message: &str) -> ApiError {
+    ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message).field("authorization")
+}
+
+#[derive(Clone, Copy)]
+struct BodyLimit(usize);
+
+/// Refuses larger request bodies; [`ApiJson`] names the limit.
+pub fn limit_body(router: Router, bytes: usize) -> Router {
+    router.layer(Extension(BodyLimit(bytes))).layer(DefaultBodyLimit::max(bytes))
+}
+
+/// A JSON body whose refusals are an [`ApiError`] that names the field. Unlike [`axum::Json`] it
+/// never repeats a value of the body, which may be a secret.
 #[derive(Debug, Clone, Copy)]
 pub struct ApiJson<T>(pub T);
 
@@ -114,20 +119,54 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiJson<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        match Json::from_request(request, state).await {
-            Ok(Json(body)) => Ok(Self(body)),
-            Err(rejection) => Err(rejection.into()),
-        }
+        let limit = request.extensions().get::<BodyLimit>().copied();
+        let headers = request.headers().clone();
+        let body = match Bytes::from_request(request, state).await {
+            Ok(body) => body,
+            Err(rejection) => return Err(unreadable(&rejection, limit, &headers)),
+        };
+        let mut json = serde_json::Deserializer::from_slice(&body);
+        let parsed = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+            let field = match error.path().to_string() {
+                path if path == "." || path == "?" => "body".to_owned(),
+                path => path,
+            };
+            ApiError::new(StatusCode::BAD_REQUEST, "bad_body", without_value(error.inner())).field(field)
+        })?;
+        json.end().map_err(|error| {
+            ApiError::new(StatusCode::BAD_REQUEST, "bad_body", error.to_string()).field("body")
+        })?;
+        Ok(Self(parsed))
     }
 }
 
-impl From<JsonRejection> for ApiError {
-    fn from(rejection: JsonRejection) -> Self {
-        let code = match rejection.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => "body_too_large",
-            StatusCode::UNSUPPORTED_MEDIA_TYPE => "not_json",
-            _ => "bad_body",
-        };
-        Self::new(rejection.status(), code, rejection.body_text()).field("body")
+fn unreadable(rejection: &BytesRejection, limit: Option<BodyLimit>, headers: &HeaderMap) -> ApiError {
+    if rejection.status() != StatusCode::PAYLOAD_TOO_LARGE {
+        return ApiError::new(rejection.status(), "bad_body", rejection.body_text()).field("body");
+    }
+    let mut error = ApiError::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "body_too_large",
+        "the request body has too many bytes; send less at once",
+    )
+    .field("body");
+    if let Some(BodyLimit(bytes)) = limit {
+        error = error.limit(bytes);
+    }
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    if let Some(bytes) = length.and_then(|text| text.parse::<u64>().ok()) {
+        error = error.value(bytes);
+    }
+    error
+}
+
+/// serde puts the offending value before what it expected.
+fn without_value(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let quotes_value =
+        ["invalid type", "invalid value", "unknown variant"].iter().any(|kind| text.starts_with(kind));
+    match text.rfind("expected ") {
+        Some(at) if quotes_value => text[at..].to_owned(),
+        _ => text,
     }
 }

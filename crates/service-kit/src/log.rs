@@ -50,43 +50,28 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogLayer {
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let mut fields = Fields::default();
-        for span in context
-            .event_scope(event)
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>()
-            .iter()
-            .rev()
-        {
+        for span in context.event_scope(event).into_iter().flatten().collect::<Vec<_>>().iter().rev() {
             if let Some(of_span) = span.extensions().get::<Fields>() {
                 fields.0.extend(of_span.0.clone());
             }
         }
         event.record(&mut fields);
         let message = match fields.0.remove("message") {
-            Some(Value::String(message)) => message,
-            Some(other) => other.to_string(),
-            None => String::new(),
+            Some(Value::String(message)) if !message.is_empty() => message,
+            // Some libraries put what they say into the name alone.
+            _ => event.metadata().name().to_owned(),
         };
         let trace = opentelemetry::Context::map_current(|current| {
             let span = current.span();
             let context = span.span_context();
-            context
-                .is_valid()
-                .then(|| (context.trace_id(), context.span_id()))
+            context.is_valid().then(|| (context.trace_id(), context.span_id()))
         });
         if let Some((trace_id, span_id)) = trace {
-            fields
-                .0
-                .insert("trace_id".to_owned(), trace_id.to_string().into());
-            fields
-                .0
-                .insert("span_id".to_owned(), span_id.to_string().into());
+            fields.0.insert("trace_id".to_owned(), trace_id.to_string().into());
+            fields.0.insert("span_id".to_owned(), span_id.to_string().into());
         }
         let metadata = event.metadata();
-        let now = OffsetDateTime::from(SystemTime::now())
-            .format(&Rfc3339)
-            .unwrap_or_default();
+        let now = OffsetDateTime::from(SystemTime::now()).format(&Rfc3339).unwrap_or_default();
         let line = Line {
             now,
             level: metadata.level().as_str(),
@@ -133,8 +118,7 @@ impl Line<'_> {
             let _ = write!(text, " {name}=");
             match value {
                 Value::String(word)
-                    if !word.is_empty()
-                        && word.chars().all(|c| c.is_ascii_graphic() && c != '"') =>
+                    if !word.is_empty() && word.chars().all(|c| c.is_ascii_graphic() && c != '"') =>
                 {
                     text.push_str(word);
                 }

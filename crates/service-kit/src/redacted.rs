@@ -44,9 +44,7 @@ impl Redacted {
                 "{PROBLEM} file {path} has {size} bytes, at most {MAX_FILE_BYTES} are allowed"
             ));
         }
-        let content = std::fs::read_to_string(path)
-            .map(Zeroizing::new)
-            .map_err(cannot)?;
+        let content = std::fs::read_to_string(path).map(Zeroizing::new).map_err(cannot)?;
         match content.trim() {
             "" => Err(format!("{PROBLEM} file {path} is empty")),
             secret => Ok(Self::new(secret.to_owned())),
@@ -83,9 +81,7 @@ struct ValueOrFile;
 impl ValueOrFile {
     /// Instead of serde's own "invalid type", which prints the value.
     fn unquoted<E: de::Error>() -> Result<Redacted, E> {
-        Err(E::custom(format!(
-            "{PROBLEM} must be a string in quotes, or file = \"PATH\""
-        )))
+        Err(E::custom(format!("{PROBLEM} must be a string in quotes, or file = \"PATH\"")))
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config};
-use crate::{Health, Service, Telemetry, shutdown, telemetry};
+use crate::{Health, Service, shutdown, telemetry};
 
 /// The command line or the configuration was refused; nothing was started.
 pub const EXIT_CONFIG: u8 = 64;
@@ -66,41 +66,39 @@ where
             return ExitCode::from(EXIT_FAILURE);
         }
     };
-    let result = runtime.block_on(Box::pin(framed(service, config, run)));
+    let code = runtime.block_on(Box::pin(framed(service, config, run)));
     // A blocking task that hangs must not hold the process.
     runtime.shutdown_background();
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{}: {error:#}", service.name);
-            ExitCode::from(EXIT_FAILURE)
-        }
-    }
+    ExitCode::from(code)
 }
 
-async fn framed<S, F, Fut>(
-    service: &'static Service,
-    config: Config<S>,
-    run: F,
-) -> anyhow::Result<()>
+async fn framed<S, F, Fut>(service: &'static Service, config: Config<S>, run: F) -> u8
 where
     F: FnOnce(Frame<S>) -> Fut,
     Fut: Future<Output = anyhow::Result<()>>,
 {
-    let telemetry = telemetry::init(&[service], &config.telemetry)?;
-    let result = served(service, config, run).await;
-    if let Err(error) = &result {
-        tracing::error!(error = format!("{error:#}"), "failed");
-    }
-    Telemetry::shutdown(telemetry).await;
-    result
+    let telemetry = match telemetry::init(&[service], &config.telemetry) {
+        Ok(telemetry) => telemetry,
+        Err(error) => {
+            eprintln!("{}: {error}", service.name);
+            return EXIT_CONFIG;
+        }
+    };
+    let code = match served(service, config, run).await {
+        Ok(()) => {
+            tracing::info!("stopped");
+            0
+        }
+        Err(error) => {
+            tracing::error!("failed: {error:#}");
+            EXIT_FAILURE
+        }
+    };
+    telemetry.shutdown().await;
+    code
 }
 
-async fn served<S, F, Fut>(
-    service: &'static Service,
-    config: Config<S>,
-    run: F,
-) -> anyhow::Result<()>
+async fn served<S, F, Fut>(service: &'static Service, config: Config<S>, run: F) -> anyhow::Result<()>
 where
     F: FnOnce(Frame<S>) -> Fut,
     Fut: Future<Output = anyhow::Result<()>>,
@@ -123,14 +121,10 @@ where
     let stopping = shutdown.clone();
     tokio::spawn(async move {
         stopping.cancelled().await;
-        draining.ready("running", Err("shutting down"));
+        draining.stopping();
     });
 
-    let frame = Frame {
-        config,
-        health,
-        shutdown: shutdown.clone(),
-    };
+    let frame = Frame { config, health, shutdown: shutdown.clone() };
     let result = shutdown::drain(service.name, &shutdown, DRAIN_LIMIT, Box::pin(run(frame))).await;
     // The endpoint answers to the very end, so that probes see why.
     endpoint.abort();
@@ -141,9 +135,7 @@ where
 fn arguments(service: &Service) -> Result<Option<PathBuf>, ExitCode> {
     let command = Command::new(service.name)
         .version(service.version)
-        .about(
-            "A service of askbus. The environment ASKBUS__SECTION__KEY overrules the config file.",
-        )
+        .about("A service of askbus. The environment ASKBUS__SECTION__KEY overrules the config file.")
         .arg(
             Arg::new("config")
                 .long("config")
@@ -166,11 +158,7 @@ fn arguments(service: &Service) -> Result<Option<PathBuf>, ExitCode> {
         Ok(matches) => Ok(matches.get_one("config").cloned()),
         Err(error) => {
             let _ = error.print();
-            Err(if error.use_stderr() {
-                ExitCode::from(EXIT_CONFIG)
-            } else {
-                ExitCode::SUCCESS
-            })
+            Err(if error.use_stderr() { ExitCode::from(EXIT_CONFIG) } else { ExitCode::SUCCESS })
         }
     }
 }

@@ -56,3 +56,23 @@ pub async fn drain<T>(
         () = too_late => Err(DrainTimeout { what, limit }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn work_is_abandoned_only_after_the_shutdown_and_its_limit() {
+        let shutdown = CancellationToken::new();
+        let done = drain("work", &shutdown, Duration::ZERO, async { 7 }).await;
+        assert_eq!(done.unwrap(), 7, "without a shutdown there is no limit");
+
+        shutdown.cancel();
+        let done = drain("work", &shutdown, Duration::ZERO, async { 7 }).await;
+        assert_eq!(done.unwrap(), 7, "what is done at once is never abandoned");
+
+        let stuck = drain("work", &shutdown, Duration::ZERO, std::future::pending::<()>()).await;
+        let error = stuck.unwrap_err().to_string();
+        assert_eq!(error, "work did not stop within 0ns and was abandoned");
+    }
+}

@@ -3,12 +3,16 @@
 //! Several services may share one process: each has its own tracer provider and so its own
 //! `service.name`. A span belongs to the service named by its field `askbus.service`, else to the
 //! one whose crate is its target, else to the first. Shared crates that make spans on behalf of a
-//! service (the bus) set that field; it is not exported.
+//! service (the bus) set that field; it is not exported. Spans are recorded from level info up, of
+//! askbus crates only.
+//!
+//! A span of the past (a wait that is over) is made by hand with [`opentelemetry::global::tracer`]
+//! under the service's name.
 
 use std::time::Duration;
 
 use opentelemetry::trace::{SpanBuilder, Tracer, TracerProvider as _};
-use opentelemetry::{Context, KeyValue, Value, global};
+use opentelemetry::{Context, InstrumentationScope, KeyValue, Value, global};
 use opentelemetry_otlp::{RetryPolicy, SpanExporter, WithExportConfig as _, WithTonicConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
@@ -57,22 +61,30 @@ pub struct Telemetry {
 
 /// Sets up logs and spans of this process for one or more services. Call it once, inside a tokio
 /// runtime. Without an endpoint nothing is exported, but trace contexts are made and passed on.
+///
+/// # Panics
+/// `services` is empty, or there is no tokio runtime.
 pub fn init(services: &[&Service], config: &TelemetryConfig) -> Result<Telemetry, TelemetryError> {
     let (telemetry, dispatch) = build(services, config)?;
     tracing::dispatcher::set_global_default(dispatch).map_err(|_| TelemetryError::Twice)?;
+    let providers = services.iter().map(|service| service.name).zip(telemetry.providers.clone());
+    global::set_tracer_provider(Providers(providers.collect()));
     Ok(telemetry)
 }
 
-/// Like [`init`], but the caller decides where the dispatch holds (a test: for one future).
+/// Like [`init`], but the caller decides where the dispatch holds (a test: for one future), and the
+/// global tracer stays as it is.
+///
+/// # Panics
+/// Like [`init`].
 pub fn build(
     services: &[&Service],
     config: &TelemetryConfig,
 ) -> Result<(Telemetry, Dispatch), TelemetryError> {
+    assert!(!services.is_empty(), "telemetry needs the service it is for");
     global::set_text_map_propagator(TraceContextPropagator::new());
-    let providers = services
-        .iter()
-        .map(|service| provider(service, config))
-        .collect::<Result<Vec<_>, _>>()?;
+    let providers =
+        services.iter().map(|service| provider(service, config)).collect::<Result<Vec<_>, _>>()?;
     let owners = services
         .iter()
         .zip(&providers)
@@ -96,16 +108,12 @@ pub fn build(
         .with_tracked_inactivity(false)
         .with_target(true)
         .with_filter(ours);
-    let logs =
-        LogLayer::new(config.log_format).with_filter(EnvFilter::try_new(&config.log_filter)?);
+    let logs = LogLayer::new(config.log_format).with_filter(EnvFilter::try_new(&config.log_filter)?);
     let dispatch = Dispatch::new(Registry::default().with(spans).with(logs));
     Ok((Telemetry { providers }, dispatch))
 }
 
-fn provider(
-    service: &Service,
-    config: &TelemetryConfig,
-) -> Result<SdkTracerProvider, TelemetryError> {
+fn provider(service: &Service, config: &TelemetryConfig) -> Result<SdkTracerProvider, TelemetryError> {
     let resource = Resource::builder()
         .with_service_name(service.name)
         .with_attributes([
@@ -115,9 +123,7 @@ fn provider(
         ])
         .build();
     let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(config.sample_ratio)));
-    let builder = SdkTracerProvider::builder()
-        .with_resource(resource)
-        .with_sampler(sampler);
+    let builder = SdkTracerProvider::builder().with_resource(resource).with_sampler(sampler);
     let Some(endpoint) = &config.otlp_endpoint else {
         return Ok(builder.build());
     };
@@ -141,14 +147,11 @@ impl Telemetry {
         let (done, all_done) = tokio::sync::oneshot::channel();
         // Own threads: the export needs the runtime's, and one that hangs must hold nobody.
         std::thread::spawn(move || {
-            let ends = self.providers.into_iter().map(|provider| {
-                std::thread::spawn(move || provider.shutdown_with_timeout(EXPORT_TIMEOUT))
-            });
-            let results: Vec<_> = ends
-                .collect::<Vec<_>>()
+            let ends = self
+                .providers
                 .into_iter()
-                .map(|end| end.join())
-                .collect();
+                .map(|provider| std::thread::spawn(move || provider.shutdown_with_timeout(EXPORT_TIMEOUT)));
+            let results: Vec<_> = ends.collect::<Vec<_>>().into_iter().map(|end| end.join()).collect();
             let _ = done.send(results);
         });
         match tokio::time::timeout(EXPORT_TIMEOUT, all_done).await {
@@ -174,18 +177,15 @@ struct ByService(Vec<Owner>);
 impl ByService {
     fn owner(&self, builder: &SpanBuilder) -> &Owner {
         let text = |key: &str| {
-            builder
-                .attributes
-                .iter()
-                .flatten()
-                .find(|attribute| attribute.key.as_str() == key)
-                .map(|attribute| match &attribute.value {
+            builder.attributes.iter().flatten().find(|attribute| attribute.key.as_str() == key).map(
+                |attribute| match &attribute.value {
                     Value::String(text) => text.as_str(),
                     _ => "",
-                })
+                },
+            )
         };
-        let by_field = text(SERVICE_FIELD)
-            .and_then(|service| self.0.iter().find(|owner| owner.name == service));
+        let by_field =
+            text(SERVICE_FIELD).and_then(|service| self.0.iter().find(|owner| owner.name == service));
         let by_target = || {
             let krate = text("target")?.split("::").next()?;
             self.0.iter().find(|owner| owner.target == krate)
@@ -201,10 +201,22 @@ impl Tracer for ByService {
         let tracer = &self.owner(&builder).tracer;
         if let Some(attributes) = &mut builder.attributes {
             attributes.retain(|attribute| {
-                !matches!(attribute.key.as_str(), "target")
-                    && attribute.key.as_str() != SERVICE_FIELD
+                !matches!(attribute.key.as_str(), "target") && attribute.key.as_str() != SERVICE_FIELD
             });
         }
         tracer.build_with_context(builder, parent)
+    }
+}
+
+/// The tracer provider of each service, chosen by the name of the tracer.
+struct Providers(Vec<(&'static str, SdkTracerProvider)>);
+
+impl opentelemetry::trace::TracerProvider for Providers {
+    type Tracer = SdkTracer;
+
+    fn tracer_with_scope(&self, scope: InstrumentationScope) -> SdkTracer {
+        let of_service = self.0.iter().find(|(service, _)| *service == scope.name());
+        let (_, provider) = of_service.unwrap_or(&self.0[0]);
+        provider.tracer_with_scope(scope)
     }
 }
