@@ -66,10 +66,7 @@ impl ScriptedModel {
             .await
             .with_context(|| format!("listen on {address} for the scripted model"))?;
         let address = listener.local_addr()?;
-        let provider = Arc::new(Provider {
-            options,
-            requests: Mutex::default(),
-        });
+        let provider = Arc::new(Provider { options, requests: Mutex::default() });
         let routes = Router::new()
             .route("/v1/models", get(models))
             .route("/v1/chat/completions", post(complete))
@@ -81,11 +78,7 @@ impl ScriptedModel {
             let server = axum::serve(listener, routes).into_future();
             tokio::select! { _ = server => {}, () = stopped => {} }
         });
-        Ok(Self {
-            address,
-            provider,
-            _stop: stop.drop_guard(),
-        })
+        Ok(Self { address, provider, _stop: stop.drop_guard() })
     }
 
     /// Base URL of the API, `http://127.0.0.1:<port>/v1`.
@@ -126,11 +119,7 @@ async fn complete(State(provider): State<Arc<Provider>>, Json(request): Json<Val
     provider.keep(request.clone());
     let answer = answer(request["messages"].as_array().map_or(&[], Vec::as_slice));
     let id = format!("chatcmpl-{}", uuid::Uuid::new_v4().simple());
-    if request["stream"] == true {
-        stream(&id, answer, provider.options.piece)
-    } else {
-        whole(&id, answer)
-    }
+    if request["stream"] == true { stream(&id, answer, provider.options.piece) } else { whole(&id, answer) }
 }
 
 /// What the model says, and the tools that it calls after that.
@@ -150,18 +139,13 @@ fn answer(messages: &[Value]) -> Answer {
     let turn = current_turn(messages);
     let scripted = turn.iter().enumerate().rev().find_map(|(at, message)| {
         let is_user = message["role"] == "user";
-        let steps = is_user
-            .then(|| script::parse(&content(message)))
-            .flatten()?;
+        let steps = is_user.then(|| script::parse(&content(message))).flatten()?;
         Some((at, steps))
     });
     let Some((at, steps)) = scripted else {
         let said = turn.iter().filter(|message| is_said_by_user(message));
         let said = said.map(content).next_back().unwrap_or_default();
-        return Answer {
-            text: vec![Text::Now(format!("echo: {said}"))],
-            calls: vec![],
-        };
+        return Answer { text: vec![Text::Now(format!("echo: {said}"))], calls: vec![] };
     };
 
     let since = &turn[at + 1..];
@@ -212,9 +196,7 @@ fn current_turn(messages: &[Value]) -> &[Value] {
 }
 
 fn has_calls(message: &Value) -> bool {
-    message["tool_calls"]
-        .as_array()
-        .is_some_and(|calls| !calls.is_empty())
+    message["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty())
 }
 
 /// OpenClaw adds context of its own as a message of the user.
@@ -223,13 +205,23 @@ fn is_said_by_user(message: &Value) -> bool {
 }
 
 fn content(message: &Value) -> String {
-    match &message["content"] {
+    let text: String = match &message["content"] {
         Value::String(text) => text.clone(),
-        Value::Array(parts) => parts
-            .iter()
-            .filter_map(|part| part["text"].as_str())
-            .collect(),
+        Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
         _ => String::new(),
+    };
+    if message["role"] == "user" { as_typed(&text).to_owned() } else { text }
+}
+
+/// A user's text without what OpenClaw puts around it: the time before, facts about itself after.
+fn as_typed(text: &str) -> &str {
+    let text = text.split("\n\nRuntime: agent=").next().unwrap_or(text);
+    let Some((time, typed)) = text.strip_prefix('[').and_then(|rest| rest.split_once("] ")) else {
+        return text;
+    };
+    match time.split(' ').collect::<Vec<_>>()[..] {
+        [_day, date, hour, _zone] if date.len() == 10 && hour.len() == 5 => typed,
+        _ => text,
     }
 }
 
@@ -259,11 +251,9 @@ fn whole(id: &str, answer: Answer) -> Response {
         message["tool_calls"] = calls.map(|(at, call)| call_json(at, call)).collect();
         reason = "tool_calls";
     }
-    Json(
-        json!({"id": id, "object": "chat.completion", "created": now_s(), "model": MODEL,
+    Json(json!({"id": id, "object": "chat.completion", "created": now_s(), "model": MODEL,
         "choices": [{"index": 0, "message": message, "finish_reason": reason}],
-        "usage": usage()}),
-    )
+        "usage": usage()}))
     .into_response()
 }
 
@@ -273,14 +263,10 @@ fn stream(id: &str, answer: Answer, piece: Option<usize>) -> Response {
             "model": MODEL, "choices": choices});
         format!("data: {chunk}\n\n")
     };
-    let delta = |delta: Value, reason: Value| {
-        chunk(json!([{"index": 0, "delta": delta, "finish_reason": reason}]))
-    };
+    let delta =
+        |delta: Value, reason: Value| chunk(json!([{"index": 0, "delta": delta, "finish_reason": reason}]));
     let at_once = Duration::ZERO;
-    let mut events = vec![(
-        at_once,
-        delta(json!({"role": "assistant", "content": ""}), Value::Null),
-    )];
+    let mut events = vec![(at_once, delta(json!({"role": "assistant", "content": ""}), Value::Null))];
     for text in &answer.text {
         match text {
             Text::Now(text) => events.extend(
@@ -288,12 +274,10 @@ fn stream(id: &str, answer: Answer, piece: Option<usize>) -> Response {
                     .into_iter()
                     .map(|part| (at_once, delta(json!({"content": part}), Value::Null))),
             ),
-            Text::Slow(words) => events.extend(script::slow_words(*words).map(|word| {
-                (
-                    script::SLOW_WORD,
-                    delta(json!({"content": word}), Value::Null),
-                )
-            })),
+            Text::Slow(words) => events.extend(
+                script::slow_words(*words)
+                    .map(|word| (script::SLOW_WORD, delta(json!({"content": word}), Value::Null))),
+            ),
         }
     }
     for (at, call) in answer.calls.iter().enumerate() {
@@ -303,11 +287,7 @@ fn stream(id: &str, answer: Answer, piece: Option<usize>) -> Response {
         events.push((at_once, delta(json!({"tool_calls": [start]}), Value::Null)));
         events.push((at_once, delta(json!({"tool_calls": [rest]}), Value::Null)));
     }
-    let reason = if answer.calls.is_empty() {
-        "stop"
-    } else {
-        "tool_calls"
-    };
+    let reason = if answer.calls.is_empty() { "stop" } else { "tool_calls" };
     events.push((at_once, delta(json!({}), reason.into())));
     let end = json!({"id": id, "object": "chat.completion.chunk", "created": now_s(),
         "model": MODEL, "choices": [], "usage": usage()});
@@ -319,33 +299,22 @@ fn stream(id: &str, answer: Answer, piece: Option<usize>) -> Response {
         }
         Ok::<_, std::convert::Infallible>(event)
     });
-    (
-        [(CONTENT_TYPE, "text/event-stream")],
-        Body::from_stream(body),
-    )
-        .into_response()
+    ([(CONTENT_TYPE, "text/event-stream")], Body::from_stream(body)).into_response()
 }
 
 /// A text cut into words with their white space, or into pieces of some characters.
 fn pieces(text: &str, characters: Option<usize>) -> Vec<String> {
     match characters {
-        None => text
-            .split_inclusive(char::is_whitespace)
-            .map(str::to_owned)
-            .collect(),
+        None => text.split_inclusive(char::is_whitespace).map(str::to_owned).collect(),
         Some(size) => {
             let all: Vec<char> = text.chars().collect();
-            all.chunks(size.max(1))
-                .map(|part| part.iter().collect())
-                .collect()
+            all.chunks(size.max(1)).map(|part| part.iter().collect()).collect()
         }
     }
 }
 
 fn now_s() -> u64 {
-    std::time::UNIX_EPOCH
-        .elapsed()
-        .map_or(0, |since| since.as_secs())
+    std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
 }
 
 #[cfg(test)]
@@ -386,66 +355,31 @@ mod tests {
         let cases: Vec<(&str, Vec<Value>)> = vec![
             ("echo: hi", vec![user("hi")]),
             ("echo: hi", vec![user("hi"), context()]),
+            (
+                "echo: hi\n\nyou",
+                vec![user("[Tue 2026-12-01 08:52 UTC] hi\n\nyou\n\nRuntime: agent=main | host=vm")],
+            ),
+            ("echo: [1] a UTC] b", vec![user("[1] a UTC] b")]),
             ("echo: ", vec![]),
             ("!a", vec![user("CALL a {}"), context()]),
             ("!a!b", vec![user("CALL a {} CALL b {}")]),
-            (
-                "tool said: 1",
-                vec![user("CALL a {}"), called("a"), result("1"), context()],
-            ),
+            ("tool said: 1", vec![user("CALL a {}"), called("a"), result("1"), context()]),
             (
                 "tool said: 1\ntool said: 2",
-                vec![
-                    user("CALL a {} CALL b {}"),
-                    called("a"),
-                    result("1"),
-                    result("2"),
-                ],
+                vec![user("CALL a {} CALL b {}"), called("a"), result("1"), result("2")],
             ),
-            (
-                "!b",
-                vec![user("CALL a {} THEN CALL b {}"), called("a"), result("1")],
-            ),
+            ("!b", vec![user("CALL a {} THEN CALL b {}"), called("a"), result("1")]),
             (
                 "tool said: 1\ntool said: 2",
-                vec![
-                    user("CALL a {} THEN CALL b {}"),
-                    called("a"),
-                    result("1"),
-                    called("b"),
-                    result("2"),
-                ],
+                vec![user("CALL a {} THEN CALL b {}"), called("a"), result("1"), called("b"), result("2")],
             ),
-            (
-                "tool said: 1\n<2 words>",
-                vec![user("CALL a {} THEN SLOW 2"), called("a"), result("1")],
-            ),
+            ("tool said: 1\n<2 words>", vec![user("CALL a {} THEN SLOW 2"), called("a"), result("1")]),
             ("<2 words>!b", vec![user("SLOW 2 THEN CALL b {}")]),
             // steered
-            (
-                "tool said: 1\necho: a joke",
-                vec![user("CALL a {}"), called("a"), result("1"), user("a joke")],
-            ),
-            (
-                "!b",
-                vec![
-                    user("CALL a {}"),
-                    called("a"),
-                    result("1"),
-                    user("CALL b {}"),
-                ],
-            ),
+            ("tool said: 1\necho: a joke", vec![user("CALL a {}"), called("a"), result("1"), user("a joke")]),
+            ("!b", vec![user("CALL a {}"), called("a"), result("1"), user("CALL b {}")]),
             // a turn that ended is over
-            (
-                "echo: hi",
-                vec![
-                    user("CALL a {}"),
-                    called("a"),
-                    result("1"),
-                    said("tool said: 1"),
-                    user("hi"),
-                ],
-            ),
+            ("echo: hi", vec![user("CALL a {}"), called("a"), result("1"), said("tool said: 1"), user("hi")]),
             (
                 "echo: hi",
                 vec![

@@ -55,12 +55,7 @@ impl NatsServer {
             .prefix("askbus-nats-")
             .tempdir()
             .context("make a folder for nats-server")?;
-        let mut server = Self {
-            folder,
-            binary,
-            port: 0,
-            child: Mutex::new(None),
-        };
+        let mut server = Self { folder, binary, port: 0, child: Mutex::new(None) };
         loop {
             server.port = rand::rng().random_range(PORTS);
             server.write_config(&options)?;
@@ -106,10 +101,7 @@ impl NatsServer {
         // A starting server of another test may hold this port for a moment.
         while !self.launch().await? {
             if Instant::now() > give_up {
-                bail!(
-                    "port {} of nats-server was taken by another process",
-                    self.port
-                );
+                bail!("port {} of nats-server was taken by another process", self.port);
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
@@ -131,11 +123,7 @@ impl NatsServer {
 
     fn write_config(&self, options: &NatsOptions) -> Result<()> {
         let root = self.folder.path();
-        let sync = if options.fsync {
-            "sync_interval: always"
-        } else {
-            ""
-        };
+        let sync = if options.fsync { "sync_interval: always" } else { "" };
         let config = format!(
             "listen: \"127.0.0.1:{}\"\nports_file_dir: {:?}\nlog_file: {:?}\n\
              jetstream {{ store_dir: {:?}\n max_mem: 256M\n max_file: 4G\n {sync} }}\n{}\n",
@@ -220,10 +208,7 @@ fn listens(ports: &Path) -> bool {
 }
 
 fn file_name(path: &Path) -> String {
-    path.file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned()
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// `ASKBUS_NATS_SERVER`, else PATH, else the newest one that `./dev` has put into the cache.
@@ -233,15 +218,10 @@ fn find_binary() -> Result<PathBuf> {
         if path.is_file() {
             return Ok(path);
         }
-        bail!(
-            "ASKBUS_NATS_SERVER is {}, which is not a file",
-            path.display()
-        );
+        bail!("ASKBUS_NATS_SERVER is {}, which is not a file", path.display());
     }
     let on_path = std::env::var_os("PATH").and_then(|dirs| {
-        std::env::split_paths(&dirs)
-            .map(|dir| dir.join("nats-server"))
-            .find(|file| file.is_file())
+        std::env::split_paths(&dirs).map(|dir| dir.join("nats-server")).find(|file| file.is_file())
     });
     if let Some(path) = on_path {
         return Ok(path);
@@ -256,16 +236,9 @@ fn find_binary() -> Result<PathBuf> {
         .into_iter()
         .flatten()
         .flatten()
-        .filter(|entry| {
-            entry
-                .file_name()
-                .to_string_lossy()
-                .starts_with("nats-server-")
-        })
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("nats-server-"))
         .map(|entry| entry.path().join("nats-server"))
         .filter(|file| file.is_file())
         .max_by_key(|file| file.metadata().and_then(|meta| meta.modified()).ok())
-        .context(
-            "no nats-server on PATH, in ASKBUS_NATS_SERVER or in the cache: run ./dev test once",
-        )
+        .context("no nats-server on PATH, in ASKBUS_NATS_SERVER or in the cache: run ./dev test once")
 }

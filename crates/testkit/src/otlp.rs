@@ -88,24 +88,16 @@ impl OtlpSink {
     /// # Errors
     /// The address is in use.
     pub async fn listen(address: SocketAddr) -> Result<Self> {
-        let listener = TcpListener::bind(address)
-            .await
-            .with_context(|| format!("listen on {address} for spans"))?;
+        let listener =
+            TcpListener::bind(address).await.with_context(|| format!("listen on {address} for spans"))?;
         let address = listener.local_addr()?;
         let seen = Arc::new(watch::Sender::new(Seen::default()));
         let stop = CancellationToken::new();
         let server = Server::builder()
             .add_service(TraceServiceServer::new(Collector(seen.clone())))
-            .serve_with_incoming_shutdown(
-                TcpIncoming::from(listener),
-                stop.clone().cancelled_owned(),
-            );
+            .serve_with_incoming_shutdown(TcpIncoming::from(listener), stop.clone().cancelled_owned());
         tokio::spawn(server);
-        Ok(Self {
-            address,
-            seen,
-            _stop: stop.drop_guard(),
-        })
+        Ok(Self { address, seen, _stop: stop.drop_guard() })
     }
 
     /// What an exporter is given: `http://127.0.0.1:<port>`.
@@ -123,15 +115,9 @@ impl OtlpSink {
         // Dumps escape strings and list bytes as numbers.
         let escaped = format!("{text:?}");
         let bytes = format!("{:?}", text.as_bytes());
-        let forms = [
-            text,
-            escaped.trim_matches('"'),
-            bytes.trim_matches(['[', ']']),
-        ];
+        let forms = [text, escaped.trim_matches('"'), bytes.trim_matches(['[', ']'])];
         let seen = self.seen.borrow();
-        seen.dumps
-            .iter()
-            .any(|dump| forms.iter().any(|form| dump.contains(form)))
+        seen.dumps.iter().any(|dump| forms.iter().any(|form| dump.contains(form)))
     }
 
     /// Waits until the spans received fulfil a condition, and returns them.
@@ -146,11 +132,8 @@ impl OtlpSink {
         let mut changes = self.seen.subscribe();
         let fulfilled = changes.wait_for(|seen| condition(&seen.spans));
         if tokio::time::timeout(timeout, fulfilled).await.is_err() {
-            let names: Vec<String> = self
-                .spans()
-                .iter()
-                .map(|span| format!("{}: {}", span.service, span.name))
-                .collect();
+            let names: Vec<String> =
+                self.spans().iter().map(|span| format!("{}: {}", span.service, span.name)).collect();
             bail!("the spans waited for did not come within {timeout:?}; received {names:?}");
         }
         Ok(self.spans())
@@ -172,10 +155,7 @@ impl TraceService for Collector {
             for resource in request.resource_spans {
                 let attributes = resource.resource.unwrap_or_default().attributes;
                 let service = texts(attributes).remove("service.name").unwrap_or_default();
-                let spans = resource
-                    .scope_spans
-                    .into_iter()
-                    .flat_map(|scope| scope.spans);
+                let spans = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
                 seen.spans.extend(spans.map(|span| read(&service, span)));
             }
         });
@@ -199,10 +179,7 @@ fn read(service: &str, span: WireSpan) -> Span {
         links: span
             .links
             .into_iter()
-            .map(|link| Link {
-                trace_id: hex::encode(link.trace_id),
-                span_id: hex::encode(link.span_id),
-            })
+            .map(|link| Link { trace_id: hex::encode(link.trace_id), span_id: hex::encode(link.span_id) })
             .collect(),
         status: match status.code() {
             StatusCode::Unset => "unset",
@@ -215,10 +192,7 @@ fn read(service: &str, span: WireSpan) -> Span {
 }
 
 fn texts(attributes: Vec<KeyValue>) -> BTreeMap<String, String> {
-    attributes
-        .into_iter()
-        .map(|pair| (pair.key, text(pair.value.unwrap_or_default())))
-        .collect()
+    attributes.into_iter().map(|pair| (pair.key, text(pair.value.unwrap_or_default()))).collect()
 }
 
 fn text(value: AnyValue) -> String {

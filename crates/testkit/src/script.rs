@@ -80,10 +80,7 @@ fn directive_at(text: &str) -> Option<(Directive, &str)> {
         let (tool, rest) = rest.trim_start().split_once(char::is_whitespace)?;
         let rest = rest.trim_start();
         let end = object_end(rest)?;
-        let call = Call {
-            tool: tool.to_owned(),
-            args: rest[..end].to_owned(),
-        };
+        let call = Call { tool: tool.to_owned(), args: rest[..end].to_owned() };
         return Some((Directive::Call(call), &rest[end..]));
     }
     if let Some(rest) = text.strip_prefix("SLOW ") {
@@ -139,10 +136,7 @@ mod tests {
     use super::*;
 
     fn call(tool: &str, args: &str) -> Call {
-        Call {
-            tool: tool.into(),
-            args: args.into(),
-        }
+        Call { tool: tool.into(), args: args.into() }
     }
 
     #[test]
@@ -156,10 +150,7 @@ mod tests {
             ("SLOW 3", Some(vec![Step::Slow(3)])),
             (
                 "[Tue] please CALL ask {\"q\":\"a } \\\" THEN {\"} now",
-                Some(vec![Step::Calls(vec![call(
-                    "ask",
-                    "{\"q\":\"a } \\\" THEN {\"}",
-                )])]),
+                Some(vec![Step::Calls(vec![call("ask", "{\"q\":\"a } \\\" THEN {\"}")])]),
             ),
             (
                 "CALL a {} CALL b {\"x\":{}}\nTHEN CALL c {} THEN SLOW 2 THEN bye ✓",

@@ -12,21 +12,13 @@ async fn post(model: &ScriptedModel, body: &Value) -> reqwest::Response {
 async fn chunks(model: &ScriptedModel, text: &str) -> Vec<Value> {
     let body = json!({"stream": true, "messages": [{"role": "user", "content": text}]});
     let events = post(model, &body).await.text().await.unwrap();
-    let mut lines: Vec<&str> = events
-        .lines()
-        .filter_map(|line| line.strip_prefix("data: "))
-        .collect();
+    let mut lines: Vec<&str> = events.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
     assert_eq!(lines.pop(), Some("[DONE]"));
-    lines
-        .iter()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 fn text(chunks: &[Value]) -> Vec<&str> {
-    let texts = chunks
-        .iter()
-        .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str());
+    let texts = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str());
     texts.filter(|text| !text.is_empty()).collect()
 }
 
@@ -35,18 +27,13 @@ async fn streams_an_echo_word_by_word() {
     let model = ScriptedModel::start().await.unwrap();
     let chunks = chunks(&model, "hello there").await;
     assert_eq!(text(&chunks), ["echo: ", "hello ", "there"]);
-    assert_eq!(
-        chunks[chunks.len() - 2]["choices"][0]["finish_reason"],
-        "stop"
-    );
+    assert_eq!(chunks[chunks.len() - 2]["choices"][0]["finish_reason"], "stop");
 }
 
 #[tokio::test]
 async fn streams_pieces_of_a_chosen_size() {
     let options = ModelOptions { piece: Some(3) };
-    let model = ScriptedModel::listen("127.0.0.1:0".parse().unwrap(), options)
-        .await
-        .unwrap();
+    let model = ScriptedModel::listen("127.0.0.1:0".parse().unwrap(), options).await.unwrap();
     assert_eq!(text(&chunks(&model, "añb").await), ["ech", "o: ", "añb"]);
 }
 
@@ -61,16 +48,10 @@ async fn streams_several_tool_calls_with_ids_of_their_own() {
         .collect();
     assert_eq!(calls[0]["function"]["name"], "a");
     assert_eq!(calls[1]["function"]["arguments"], r#"{"x":1}"#);
-    assert_eq!(
-        (&calls[2]["index"], &calls[3]["index"]),
-        (&json!(1), &json!(1))
-    );
+    assert_eq!((&calls[2]["index"], &calls[3]["index"]), (&json!(1), &json!(1)));
     assert_eq!(calls[3]["function"]["arguments"], r#"{"y":{}}"#);
     assert_ne!(calls[0]["id"], calls[2]["id"]);
-    assert_eq!(
-        chunks[chunks.len() - 2]["choices"][0]["finish_reason"],
-        "tool_calls"
-    );
+    assert_eq!(chunks[chunks.len() - 2]["choices"][0]["finish_reason"], "tool_calls");
 }
 
 #[tokio::test]
@@ -82,14 +63,7 @@ async fn answers_without_streaming_and_keeps_what_it_was_asked() {
     assert_eq!(message["tool_calls"][0]["function"]["name"], "a");
 
     let root = model.url().replace("/v1", "");
-    let log: Value = http_client()
-        .get(format!("{root}/log"))
-        .send()
-        .await
-        .unwrap()
-        .json()
-        .await
-        .unwrap();
+    let log: Value = http_client().get(format!("{root}/log")).send().await.unwrap().json().await.unwrap();
     assert_eq!(log, json!([body]));
     assert_eq!(model.requests(), [body]);
 }

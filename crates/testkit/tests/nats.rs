@@ -8,9 +8,7 @@ use testkit::nats::{NatsOptions, NatsServer};
 fn info(server: &NatsServer) -> serde_json::Value {
     let address = server.url().replace("nats://", "");
     let mut line = String::new();
-    BufReader::new(TcpStream::connect(address).unwrap())
-        .read_line(&mut line)
-        .unwrap();
+    BufReader::new(TcpStream::connect(address).unwrap()).read_line(&mut line).unwrap();
     serde_json::from_str(line.strip_prefix("INFO ").unwrap()).unwrap()
 }
 
@@ -22,12 +20,7 @@ async fn takes_connections_with_jetstream_as_soon_as_it_is_started() {
 
 #[tokio::test]
 async fn comes_back_on_its_port_and_store() {
-    let server = NatsServer::start_with(NatsOptions {
-        fsync: true,
-        ..NatsOptions::default()
-    })
-    .await
-    .unwrap();
+    let server = NatsServer::start_with(NatsOptions { fsync: true, ..NatsOptions::default() }).await.unwrap();
     let (url, id) = (server.url(), info(&server)["server_id"].clone());
     let kept = server.store_dir().join("kept");
     std::fs::create_dir_all(server.store_dir()).unwrap();
@@ -55,11 +48,9 @@ async fn many_run_side_by_side_and_leave_nothing() {
 
 #[tokio::test]
 async fn a_config_that_the_server_refuses_is_told_with_its_words() {
-    let error = NatsServer::start_with(NatsOptions {
-        config: "no_such_setting: 1".into(),
-        ..NatsOptions::default()
-    })
-    .await
-    .unwrap_err();
+    let error =
+        NatsServer::start_with(NatsOptions { config: "no_such_setting: 1".into(), ..NatsOptions::default() })
+            .await
+            .unwrap_err();
     assert!(error.to_string().contains("no_such_setting"), "{error}");
 }

@@ -12,11 +12,7 @@ use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use testkit::otlp::OtlpSink;
 
 fn pair(key: &str, value: Value) -> KeyValue {
-    KeyValue {
-        key: key.into(),
-        value: Some(AnyValue { value: Some(value) }),
-        ..KeyValue::default()
-    }
+    KeyValue { key: key.into(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
 }
 
 async fn export(sink: &OtlpSink, span: Span) {
@@ -27,10 +23,7 @@ async fn export(sink: &OtlpSink, span: Span) {
                 attributes: vec![pair("service.name", Value::StringValue("router".into()))],
                 ..Resource::default()
             }),
-            scope_spans: vec![ScopeSpans {
-                spans: vec![span],
-                ..ScopeSpans::default()
-            }],
+            scope_spans: vec![ScopeSpans { spans: vec![span], ..ScopeSpans::default() }],
             ..ResourceSpans::default()
         }],
     };
@@ -50,11 +43,7 @@ async fn keeps_what_a_span_says() {
             start_time_unix_nano: 5,
             end_time_unix_nano: 9,
             attributes: vec![pair("messaging.retries", Value::IntValue(2))],
-            links: vec![Link {
-                trace_id: vec![2; 16],
-                span_id: vec![3; 8],
-                ..Link::default()
-            }],
+            links: vec![Link { trace_id: vec![2; 16], span_id: vec![3; 8], ..Link::default() }],
             ..Span::default()
         },
     )
@@ -82,10 +71,7 @@ async fn finds_a_canary_wherever_it_hides() {
         ],
         ..Event::default()
     };
-    let span = Span {
-        events: vec![event],
-        ..Span::default()
-    };
+    let span = Span { events: vec![event], ..Span::default() };
     export(&sink, span).await;
     for canary in ["hunter2", "\"hunter2\"\n", "hunter3", "router"] {
         assert!(sink.raw_contains(canary), "{canary}");
@@ -96,18 +82,12 @@ async fn finds_a_canary_wherever_it_hides() {
 #[tokio::test]
 async fn a_wait_ends_with_the_span_or_says_what_came() {
     let sink = OtlpSink::start().await.unwrap();
-    let named = |name: &str| Span {
-        name: name.into(),
-        ..Span::default()
-    };
+    let named = |name: &str| Span { name: name.into(), ..Span::default() };
     let (_, spans) = tokio::join!(
         export(&sink, named("b")),
         sink.wait_for(|spans| spans.len() == 1, Duration::from_secs(10)),
     );
     assert_eq!(spans.unwrap()[0].name, "b");
-    let error = sink
-        .wait_for(|spans| spans.len() == 2, Duration::from_millis(1))
-        .await
-        .unwrap_err();
+    let error = sink.wait_for(|spans| spans.len() == 2, Duration::from_millis(1)).await.unwrap_err();
     assert!(error.to_string().contains("router: b"), "{error}");
 }
