@@ -32,7 +32,7 @@ enum End {
 fn main() -> ExitCode {
     run_service::<Own, _, _>(&SERVICE, async |frame| {
         let own = frame.config.service;
-        frame.health.ready("greeting", Ok::<_, String>(()));
+        frame.health.ready("greeting");
         tracing::info_span!("hello", greeting = own.greeting).in_scope(|| tracing::info!("up"));
         match own.end {
             End::Clean => frame.shutdown.cancelled().await,

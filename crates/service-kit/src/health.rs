@@ -1,7 +1,6 @@
 //! Probes and metrics: `/healthz`, `/readyz` and `/metrics` of one service.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::extract::State;
@@ -44,17 +43,20 @@ impl Health {
         }))
     }
 
-    /// Reports whether the condition `name` is met, and if not, why. The reason is shown to whoever
-    /// asks `/readyz`. A name outside [`Service::readiness`] counts from its first report on.
-    pub fn ready<E: Display>(&self, name: &'static str, state: Result<(), E>) {
-        let unmet = state.err().map(|reason| reason.to_string());
-        let before = lock(&self.0.conditions).insert(name, unmet.clone());
-        match (before, unmet) {
-            (Some(Some(_)) | None, None) => tracing::info!(condition = name, "ready"),
-            (Some(None) | None, Some(reason)) => {
-                tracing::warn!(condition = name, reason, "not ready");
-            }
-            _ => {}
+    /// The condition `name` is met. A name outside [`Service::readiness`] counts from its first
+    /// report on.
+    pub fn ready(&self, name: &'static str) {
+        if lock(&self.0.conditions).insert(name, None) != Some(None) {
+            tracing::info!(service = self.0.service, condition = name, "ready");
+        }
+    }
+
+    /// The condition `name` is not met; `reason` is shown to whoever asks `/readyz`.
+    pub fn not_ready(&self, name: &'static str, reason: impl Into<String>) {
+        let reason = reason.into();
+        let before = lock(&self.0.conditions).insert(name, Some(reason.clone()));
+        if before != Some(Some(reason.clone())) {
+            tracing::warn!(service = self.0.service, condition = name, reason, "not ready");
         }
     }
 

@@ -3,6 +3,7 @@ use std::io::Write as _;
 use std::time::SystemTime;
 
 use opentelemetry::trace::TraceContextExt as _;
+use serde::Serialize;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -11,7 +12,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
-use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::registry::{LookupSpan, Scope};
 
 use crate::config::LogFormat;
 
@@ -50,7 +51,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogLayer {
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let mut fields = Fields::default();
-        for span in context.event_scope(event).into_iter().flatten().collect::<Vec<_>>().iter().rev() {
+        for span in context.event_scope(event).into_iter().flat_map(Scope::from_root) {
             if let Some(of_span) = span.extensions().get::<Fields>() {
                 fields.0.extend(of_span.0.clone());
             }
@@ -71,9 +72,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogLayer {
             fields.0.insert("span_id".to_owned(), span_id.to_string().into());
         }
         let metadata = event.metadata();
-        let now = OffsetDateTime::from(SystemTime::now()).format(&Rfc3339).unwrap_or_default();
         let line = Line {
-            now,
+            timestamp: OffsetDateTime::from(SystemTime::now()).format(&Rfc3339).unwrap_or_default(),
             level: metadata.level().as_str(),
             target: metadata.target(),
             message,
@@ -88,31 +88,25 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogLayer {
     }
 }
 
+#[derive(Serialize)]
 struct Line<'a> {
-    now: String,
+    timestamp: String,
     level: &'static str,
     target: &'a str,
     message: String,
+    #[serde(flatten)]
     fields: Map<String, Value>,
 }
 
 impl Line<'_> {
     fn json(self) -> String {
-        let mut object = Map::new();
-        object.insert("timestamp".to_owned(), self.now.into());
-        object.insert("level".to_owned(), self.level.into());
-        object.insert("target".to_owned(), self.target.into());
-        object.insert("message".to_owned(), self.message.into());
-        for (name, value) in self.fields {
-            object.entry(name).or_insert(value);
-        }
-        let mut text = Value::Object(object).to_string();
+        let mut text = serde_json::to_string(&self).unwrap_or_default();
         text.push('\n');
         text
     }
 
     fn text(self) -> String {
-        let mut text = format!("{} {:>5} {}: ", self.now, self.level, self.target);
+        let mut text = format!("{} {:>5} {}: ", self.timestamp, self.level, self.target);
         escape(&mut text, &self.message);
         for (name, value) in &self.fields {
             let _ = write!(text, " {name}=");
@@ -145,10 +139,14 @@ fn escape(text: &mut String, message: &str) {
 
 impl Fields {
     fn set(&mut self, field: &Field, value: impl Into<Value>) {
-        // These steer the exporter and say nothing to a reader.
-        if !field.name().starts_with("otel.") {
-            self.0.insert(field.name().to_owned(), value.into());
-        }
+        let name = match field.name() {
+            // These steer the exporter and say nothing to a reader.
+            name if name.starts_with("otel.") => return,
+            // Every line has its own.
+            name @ ("timestamp" | "level" | "target") => format!("field.{name}"),
+            name => name.to_owned(),
+        };
+        self.0.insert(name, value.into());
     }
 }
 

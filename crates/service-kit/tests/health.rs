@@ -47,16 +47,16 @@ async fn it_is_ready_only_while_every_named_condition_is_met() {
     let starting = unmet(json!({ "nats": "starting", "buckets": "starting" }));
     assert_eq!(readyz(&url).await, (503, starting));
 
-    health.ready("nats", Ok::<_, String>(()));
-    health.ready("buckets", Err("bucket ask is missing, run askctl provision"));
+    health.ready("nats");
+    health.not_ready("buckets", "bucket ask is missing, run askctl provision");
     let missing = unmet(json!({ "buckets": "bucket ask is missing, run askctl provision" }));
     assert_eq!(readyz(&url).await, (503, missing));
 
-    health.ready("buckets", Ok::<_, String>(()));
+    health.ready("buckets");
     let ready = json!({ "service": "ask-router", "ready": true, "unmet": {} });
     assert_eq!(readyz(&url).await, (200, ready));
 
-    health.ready("nats", Err("connection lost"));
+    health.not_ready("nats", "connection lost");
     assert_eq!(readyz(&url).await, (503, unmet(json!({ "nats": "connection lost" }))));
     assert_eq!(get(&url, "/healthz").await.0, 200, "not ready is not dead");
 }
