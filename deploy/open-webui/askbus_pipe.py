@@ -414,7 +414,7 @@ class Service:
             async with self.http.get(self.url + path, timeout=aiohttp.ClientTimeout(total=timeout)) as response:
                 if response.status != 200:
                     raise Away(f"status {response.status}")
-                return await response.json()
+                return await response.json(content_type=None)
         except (aiohttp.ClientError, OSError, ValueError, asyncio.TimeoutError) as error:
             raise Away(type(error).__name__) from None
 
