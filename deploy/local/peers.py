@@ -51,7 +51,7 @@ def openclaw() -> Path:
     """The script that `node` runs as the OpenClaw Gateway."""
     _check_disk()
     folder = _installed("openclaw", "650 MB, about half a minute", _npm)
-    return folder / "node_modules/openclaw/openclaw.mjs"
+    return folder / "app/node_modules/openclaw/openclaw.mjs"
 
 
 def open_webui() -> Path:
@@ -141,11 +141,13 @@ def _npm(name: str, part: Path, lock: Path) -> None:
     """Installs the lock file's packages; npm checks their SHA-512. No install script is run."""
     node_bin = node()
     npm_cli = node_bin.parents[1] / "lib/node_modules/npm/bin/npm-cli.js"
+    app = part / "app"
+    app.mkdir()
     for file in ("package.json", "package-lock.json"):
-        shutil.copy(lock.parent / file, part)
+        shutil.copy(lock.parent / file, app)
     path = f"{node_bin.parent}:{os.environ['PATH']}"
     _run(name, part, [
-        node_bin, npm_cli, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--omit=dev",
+        node_bin, npm_cli, "ci", "--prefix", app, "--ignore-scripts", "--no-audit", "--no-fund", "--omit=dev",
         "--loglevel=error", "--cache", part / ".npm",
     ], PATH=path)  # fmt: skip
     shutil.rmtree(part / ".npm")
