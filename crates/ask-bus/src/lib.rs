@@ -1,1 +1,30 @@
-//! Placeholder.
+//! The bus of askbus: the only crate that names async-nats.
+//!
+//! Everything that is written goes through one named function here, so that it says in one place
+//! what is durable, what it expects and what repeats it harmlessly.
+
+mod adapters;
+mod chat;
+mod connection;
+mod error;
+pub mod names;
+mod presence;
+mod provision;
+mod questions;
+mod requests;
+mod runs;
+pub mod seal;
+mod sessions;
+pub mod trace;
+mod watch;
+
+pub use adapters::{Lease, SealKey};
+pub use chat::{ChatDelivery, ChatItems};
+pub use connection::{Bus, BusOptions};
+pub use error::BusError;
+pub use presence::PresenceChange;
+pub use provision::Provisioning;
+pub use questions::{FeedItem, QuestionFeed, Stored};
+pub use requests::{AdapterRequest, AdapterRequests, Incoming, RouterRequest, RouterRequests};
+pub use runs::{RunCursor, RunDelivery, RunFeed};
+pub use watch::{Change, Watch};

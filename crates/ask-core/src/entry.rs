@@ -201,10 +201,7 @@ impl Entry {
     ///
     /// # Errors
     /// [`PastDeadline`] where the deadline is not in the future: such a call is never opened.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "every field of a new life is given once, here"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "every field of a new life is given once, here")]
     pub fn ask(
         key: QuestionKey,
         road: Road,
@@ -216,10 +213,7 @@ impl Entry {
         traceparent: Option<String>,
     ) -> Result<Self, PastDeadline> {
         if deadline <= asked_at {
-            return Err(PastDeadline {
-                deadline,
-                now: asked_at,
-            });
+            return Err(PastDeadline { deadline, now: asked_at });
         }
         Ok(Self {
             schema: SCHEMA,
@@ -263,13 +257,8 @@ impl Entry {
     pub fn shown_outcome(&self) -> Option<&Outcome> {
         match &self.state {
             State::Pending => None,
-            State::Returned {
-                returned: Returned::Overruled { outcome, .. },
-                ..
-            } => Some(outcome),
-            State::Decided { decision } | State::Returned { decision, .. } => {
-                Some(&decision.outcome)
-            }
+            State::Returned { returned: Returned::Overruled { outcome, .. }, .. } => Some(outcome),
+            State::Decided { decision } | State::Returned { decision, .. } => Some(&decision.outcome),
         }
     }
 
@@ -284,9 +273,7 @@ impl Entry {
 
     /// Whether a surface reported it, as far as the entry says.
     pub fn was_delivered(&self) -> bool {
-        self.steps
-            .iter()
-            .any(|s| matches!(s.what, StepKind::Delivered { .. }))
+        self.steps.iter().any(|s| matches!(s.what, StepKind::Delivered { .. }))
     }
 
     /// Adds steps that are not on record yet; `None` when there is nothing to add. Allowed after
@@ -313,9 +300,7 @@ impl Entry {
         }
         let outcome = match &reply.content {
             ReplyContent::Answers { answers } => match check_answers(&self.question, answers) {
-                Ok(()) => Outcome::Answered {
-                    answers: answers.clone(),
-                },
+                Ok(()) => Outcome::Answered { answers: answers.clone() },
                 Err(invalid) => return Verdict::Invalid(invalid),
             },
             ReplyContent::Declined => Outcome::Declined,
@@ -327,17 +312,12 @@ impl Entry {
             (
                 Outcome::Answered { .. }
                     | Outcome::Declined
-                    | Outcome::Cancelled {
-                        reason: CancelReason::User
-                    },
+                    | Outcome::Cancelled { reason: CancelReason::User },
                 _
             )
         );
-        let by = DecidedBy::Reply {
-            id: reply.id.clone(),
-            responder: reply.by.clone(),
-            surface: reply.surface,
-        };
+        let by =
+            DecidedBy::Reply { id: reply.id.clone(), responder: reply.by.clone(), surface: reply.surface };
         Verdict::Decide(Box::new(self.decide(outcome, by, human, false, now)))
     }
 
@@ -349,12 +329,7 @@ impl Entry {
         next.late_count += 1;
         if next.late.len() < MAX_LISTED {
             let (id, responder, surface) = (reply.id.clone(), reply.by.clone(), reply.surface);
-            next.late.push(Late {
-                at: now,
-                id,
-                responder,
-                surface,
-            });
+            next.late.push(Late { at: now, id, responder, surface });
         }
         Verdict::Late(Box::new(next))
     }
@@ -368,29 +343,23 @@ impl Entry {
         }
         let never_shown = nothing_offered && !self.was_delivered() && self.road != Road::Native;
         let outcome = match never_shown {
-            true => Outcome::Undeliverable {
-                reason: Undeliverable::NeverShown,
-            },
+            true => Outcome::Undeliverable { reason: Undeliverable::NeverShown },
             false => Outcome::Expired,
         };
-        let by = DecidedBy::Rule {
-            name: "deadline".into(),
-        };
+        let by = DecidedBy::Rule { name: "deadline".into() };
         Some(self.decide(outcome, by, false, nothing_offered, now))
     }
 
     /// Ends a pending question that nobody can be shown; `None` after the decision.
     pub fn undeliverable(&self, reason: Undeliverable, rule: &str, now: Timestamp) -> Option<Self> {
         let by = DecidedBy::Rule { name: rule.into() };
-        self.is_pending()
-            .then(|| self.decide(Outcome::Undeliverable { reason }, by, false, true, now))
+        self.is_pending().then(|| self.decide(Outcome::Undeliverable { reason }, by, false, true, now))
     }
 
     /// Calls a pending question off; `None` after the decision.
     pub fn cancel(&self, reason: CancelReason, rule: &str, now: Timestamp) -> Option<Self> {
         let by = DecidedBy::Rule { name: rule.into() };
-        self.is_pending()
-            .then(|| self.decide(Outcome::Cancelled { reason }, by, false, false, now))
+        self.is_pending().then(|| self.decide(Outcome::Cancelled { reason }, by, false, false, now))
     }
 
     /// Closes a decided question; `None` while it is pending or when it is closed already. The
@@ -401,15 +370,8 @@ impl Entry {
         };
         let mut decision = decision.clone();
         hide_secrets(&mut decision.outcome);
-        let state = State::Returned {
-            decision,
-            returned,
-            returned_at: now,
-        };
-        Some(Self {
-            state,
-            ..self.clone()
-        })
+        let state = State::Returned { decision, returned, returned_at: now };
+        Some(Self { state, ..self.clone() })
     }
 
     /// True while the entry holds a sealed secret.
@@ -422,10 +384,7 @@ impl Entry {
 
     /// How long the person had it before the decision, where both are known.
     pub fn human_wait(&self) -> Option<Duration> {
-        let shown = self
-            .steps
-            .iter()
-            .find(|s| matches!(s.what, StepKind::Delivered { .. }))?;
+        let shown = self.steps.iter().find(|s| matches!(s.what, StepKind::Delivered { .. }))?;
         Some(self.decision()?.at.since(shown.at))
     }
 
@@ -443,26 +402,14 @@ impl Entry {
             (false, true) => Delivered::No,
             (false, false) => Delivered::Unknown,
         };
-        let decision = Decision {
-            outcome,
-            at: now,
-            by,
-            delivered,
-            seen,
-        };
-        Self {
-            state: State::Decided { decision },
-            ..self.clone()
-        }
+        let decision = Decision { outcome, at: now, by, delivered, seen };
+        Self { state: State::Decided { decision }, ..self.clone() }
     }
 }
 
 fn hide_secrets(outcome: &mut Outcome) {
     if let Outcome::Answered { answers } = outcome {
-        for answer in answers
-            .values_mut()
-            .filter(|a| matches!(a, Answer::Sealed(_)))
-        {
+        for answer in answers.values_mut().filter(|a| matches!(a, Answer::Sealed(_))) {
             *answer = Answer::Hidden;
         }
     }
@@ -491,100 +438,44 @@ mod tests {
         prompt.options = ["A", "B"].map(Choice::label).into();
         let question = Question::new(vec![prompt]).unwrap();
         let key = "g.s.r.q".parse().unwrap();
-        Entry::ask(
-            key,
-            Road::Plugin,
-            "request_user_input",
-            "c",
-            question,
-            ASKED,
-            DEADLINE,
-            None,
-        )
-        .unwrap()
+        Entry::ask(key, Road::Plugin, "request_user_input", "c", question, ASKED, DEADLINE, None).unwrap()
     }
 
     fn reply(id: &str, content: ReplyContent) -> Reply {
-        let by = Responder {
-            user: "alice".into(),
-            name: None,
-            chat: None,
-        };
-        Reply {
-            id: id.into(),
-            by,
-            surface: Surface::Card,
-            content,
-        }
+        let by = Responder { user: "alice".into(), name: None, chat: None };
+        Reply { id: id.into(), by, surface: Surface::Card, content }
     }
 
     fn answer(id: &str, answer: Answer) -> Reply {
-        reply(
-            id,
-            ReplyContent::Answers {
-                answers: [("answer".into(), answer)].into(),
-            },
-        )
+        reply(id, ReplyContent::Answers { answers: [("answer".into(), answer)].into() })
     }
 
     fn decided(verdict: Verdict) -> Entry {
-        let Verdict::Decide(entry) = verdict else {
-            panic!("expected a decision, got {verdict:?}")
-        };
+        let Verdict::Decide(entry) = verdict else { panic!("expected a decision, got {verdict:?}") };
         *entry
     }
 
     #[test]
     fn a_call_past_its_deadline_is_never_opened() {
         let entry = pending();
-        let late = Entry::ask(
-            entry.key,
-            Road::Plugin,
-            "t",
-            "c",
-            entry.question,
-            DEADLINE,
-            DEADLINE,
-            None,
-        );
-        assert_eq!(
-            late,
-            Err(PastDeadline {
-                deadline: DEADLINE,
-                now: DEADLINE
-            })
-        );
+        let late = Entry::ask(entry.key, Road::Plugin, "t", "c", entry.question, DEADLINE, DEADLINE, None);
+        assert_eq!(late, Err(PastDeadline { deadline: DEADLINE, now: DEADLINE }));
     }
 
     #[test]
     fn each_reply_decides_its_own_outcome() {
-        let answers: std::collections::BTreeMap<_, _> =
-            [("answer".to_string(), Answer::option(1))].into();
+        let answers: std::collections::BTreeMap<_, _> = [("answer".to_string(), Answer::option(1))].into();
         let table = [
-            (
-                ReplyContent::Answers {
-                    answers: answers.clone(),
-                },
-                Outcome::Answered { answers },
-                Seen::Yes,
-            ),
+            (ReplyContent::Answers { answers: answers.clone() }, Outcome::Answered { answers }, Seen::Yes),
             (ReplyContent::Declined, Outcome::Declined, Seen::Yes),
             (
-                ReplyContent::Cancelled {
-                    reason: CancelReason::User,
-                },
-                Outcome::Cancelled {
-                    reason: CancelReason::User,
-                },
+                ReplyContent::Cancelled { reason: CancelReason::User },
+                Outcome::Cancelled { reason: CancelReason::User },
                 Seen::Yes,
             ),
             (
-                ReplyContent::Cancelled {
-                    reason: CancelReason::RunEnded,
-                },
-                Outcome::Cancelled {
-                    reason: CancelReason::RunEnded,
-                },
+                ReplyContent::Cancelled { reason: CancelReason::RunEnded },
+                Outcome::Cancelled { reason: CancelReason::RunEnded },
                 Seen::Unknown,
             ),
             (ReplyContent::Expired, Outcome::Expired, Seen::Unknown),
@@ -599,93 +490,58 @@ mod tests {
     #[test]
     fn n5_a_reply_whose_id_won_is_answered_saved_for_ever() {
         let won = decided(pending().reply(&answer("r1", Answer::option(0)), Timestamp(2_000)));
-        assert_eq!(
-            won.reply(&answer("r1", Answer::option(0)), Timestamp(9_000)),
-            Verdict::Saved
-        );
-        let closed = won
-            .close(
-                Returned::Delivered {
-                    proof: "acknowledged".into(),
-                },
-                Timestamp(9_500),
-            )
-            .unwrap();
-        assert_eq!(
-            closed.reply(&answer("r1", Answer::option(0)), Timestamp(99_000)),
-            Verdict::Saved
-        );
+        assert_eq!(won.reply(&answer("r1", Answer::option(0)), Timestamp(9_000)), Verdict::Saved);
+        let closed =
+            won.close(Returned::Delivered { proof: "acknowledged".into() }, Timestamp(9_500)).unwrap();
+        assert_eq!(closed.reply(&answer("r1", Answer::option(0)), Timestamp(99_000)), Verdict::Saved);
     }
 
     #[test]
     fn the_first_reply_wins_and_the_second_is_late_once() {
         let won = decided(pending().reply(&answer("r1", Answer::option(0)), Timestamp(2_000)));
-        let Verdict::Late(listed) = won.reply(&answer("r2", Answer::option(1)), Timestamp(3_000))
-        else {
+        let Verdict::Late(listed) = won.reply(&answer("r2", Answer::option(1)), Timestamp(3_000)) else {
             panic!()
         };
         assert_eq!(listed.decision(), won.decision());
         assert_eq!((listed.late.len(), listed.late_count), (1, 1));
-        assert_eq!(
-            listed.reply(&answer("r2", Answer::option(1)), Timestamp(4_000)),
-            Verdict::KnownLate
-        );
+        assert_eq!(listed.reply(&answer("r2", Answer::option(1)), Timestamp(4_000)), Verdict::KnownLate);
     }
 
     #[test]
     fn late_replies_are_a_capped_list_with_a_counter() {
         let mut entry = decided(pending().reply(&answer("r", Answer::option(0)), Timestamp(2_000)));
         for n in 0..MAX_LISTED + 5 {
-            let Verdict::Late(next) = entry.reply(
-                &answer(&format!("late{n}"), Answer::option(1)),
-                Timestamp(3_000),
-            ) else {
+            let Verdict::Late(next) =
+                entry.reply(&answer(&format!("late{n}"), Answer::option(1)), Timestamp(3_000))
+            else {
                 panic!()
             };
             entry = *next;
         }
-        assert_eq!(
-            (entry.late.len(), entry.late_count),
-            (MAX_LISTED, MAX_LISTED as u64 + 5)
-        );
+        assert_eq!((entry.late.len(), entry.late_count), (MAX_LISTED, MAX_LISTED as u64 + 5));
     }
 
     #[test]
     fn a_missing_answer_never_becomes_an_answer() {
         let bad = [
             Answer::text("  \n"),
-            Answer::Given {
-                options: vec![],
-                other: None,
-            },
+            Answer::Given { options: vec![], other: None },
             Answer::option(2),
-            Answer::Given {
-                options: vec![0, 1],
-                other: None,
-            },
+            Answer::Given { options: vec![0, 1], other: None },
             Answer::Hidden,
         ];
         for bad in bad {
             let verdict = pending().reply(&answer("r", bad.clone()), Timestamp(2_000));
             assert!(matches!(verdict, Verdict::Invalid(_)), "{bad:?}");
         }
-        let nothing = reply(
-            "r",
-            ReplyContent::Answers {
-                answers: Default::default(),
-            },
-        );
-        assert!(matches!(
-            pending().reply(&nothing, Timestamp(2_000)),
-            Verdict::Invalid(_)
-        ));
+        let nothing = reply("r", ReplyContent::Answers { answers: Default::default() });
+        assert!(matches!(pending().reply(&nothing, Timestamp(2_000)), Verdict::Invalid(_)));
     }
 
     #[test]
     fn words_that_look_like_nothing_are_real_answers() {
         for text in ["0", "no", "false", "None", "cancel"] {
-            let entry =
-                decided(pending().reply(&answer("r", Answer::text(text)), Timestamp(2_000)));
+            let entry = decided(pending().reply(&answer("r", Answer::text(text)), Timestamp(2_000)));
             assert_eq!(entry.decision().unwrap().outcome.status(), "answered");
         }
     }
@@ -695,8 +551,7 @@ mod tests {
         let mut entry = pending();
         entry.question.prompts[0].options.clear();
         entry.question.prompts[0].secret = true;
-        let Verdict::Invalid(invalid) =
-            entry.reply(&answer("r", Answer::text("hunter2")), Timestamp(2_000))
+        let Verdict::Invalid(invalid) = entry.reply(&answer("r", Answer::text("hunter2")), Timestamp(2_000))
         else {
             panic!()
         };
@@ -706,15 +561,7 @@ mod tests {
     #[test]
     fn it_expires_at_its_deadline_and_not_before() {
         assert_eq!(pending().expire(false, Timestamp(DEADLINE.0 - 1)), None);
-        assert_eq!(
-            pending()
-                .expire(false, DEADLINE)
-                .unwrap()
-                .decision()
-                .unwrap()
-                .outcome,
-            Outcome::Expired
-        );
+        assert_eq!(pending().expire(false, DEADLINE).unwrap().decision().unwrap().outcome, Outcome::Expired);
         let answered = decided(pending().reply(&answer("r", Answer::option(0)), Timestamp(2_000)));
         assert_eq!(answered.expire(false, DEADLINE), None);
     }
@@ -724,41 +571,24 @@ mod tests {
         let shown = pending()
             .note(&[Step {
                 at: Timestamp(1_100),
-                what: StepKind::Delivered {
-                    surface: Surface::Card,
-                    chat: None,
-                },
+                what: StepKind::Delivered { surface: Surface::Card, chat: None },
             }])
             .unwrap();
         let table = [
             (pending(), false, Outcome::Expired, Delivered::Unknown),
-            (
-                pending(),
-                true,
-                Outcome::Undeliverable {
-                    reason: Undeliverable::NeverShown,
-                },
-                Delivered::No,
-            ),
+            (pending(), true, Outcome::Undeliverable { reason: Undeliverable::NeverShown }, Delivered::No),
             (shown.clone(), false, Outcome::Expired, Delivered::Yes),
             (shown, true, Outcome::Expired, Delivered::Yes),
         ];
         for (entry, nothing_offered, outcome, delivered) in table {
-            let decision = entry
-                .expire(nothing_offered, DEADLINE)
-                .unwrap()
-                .decision()
-                .unwrap()
-                .clone();
+            let decision = entry.expire(nothing_offered, DEADLINE).unwrap().decision().unwrap().clone();
             assert_eq!((decision.outcome, decision.delivered), (outcome, delivered));
         }
     }
 
     #[test]
     fn only_a_decided_question_is_closed_and_only_once() {
-        let delivered = || Returned::Delivered {
-            proof: "acknowledged".into(),
-        };
+        let delivered = || Returned::Delivered { proof: "acknowledged".into() };
         assert_eq!(pending().close(delivered(), Timestamp(2_000)), None);
         let won = decided(pending().reply(&answer("r1", Answer::option(0)), Timestamp(2_000)));
         let closed = won.close(delivered(), Timestamp(3_000)).unwrap();
@@ -770,27 +600,14 @@ mod tests {
         let mut entry = pending();
         entry.question.prompts[0].options.clear();
         entry.question.prompts[0].secret = true;
-        let sealed = crate::reply::Sealed {
-            key_id: "k".into(),
-            encapsulated: "e".into(),
-            ciphertext: "c".into(),
-        };
+        let sealed =
+            crate::reply::Sealed { key_id: "k".into(), encapsulated: "e".into(), ciphertext: "c".into() };
         let won = decided(entry.reply(&answer("r", Answer::Sealed(sealed)), Timestamp(2_000)));
         assert!(won.holds_secret());
-        let closed = won
-            .close(
-                Returned::Delivered {
-                    proof: "acknowledged".into(),
-                },
-                Timestamp(3_000),
-            )
-            .unwrap();
+        let closed =
+            won.close(Returned::Delivered { proof: "acknowledged".into() }, Timestamp(3_000)).unwrap();
         assert!(!closed.holds_secret());
-        assert!(
-            !serde_json::to_string(&closed)
-                .unwrap()
-                .contains("ciphertext")
-        );
+        assert!(!serde_json::to_string(&closed).unwrap().contains("ciphertext"));
     }
 
     #[test]
@@ -800,9 +617,7 @@ mod tests {
         let won = decided(entry.reply(&answer("r1", Answer::option(0)), Timestamp(2_000)));
         assert!(won.takes_messages());
         assert!(
-            !won.close(Returned::Unconfirmed { why: "x".into() }, Timestamp(3_000))
-                .unwrap()
-                .takes_messages()
+            !won.close(Returned::Unconfirmed { why: "x".into() }, Timestamp(3_000)).unwrap().takes_messages()
         );
         let plugin = decided(pending().reply(&answer("r1", Answer::option(0)), Timestamp(2_000)));
         assert!(!plugin.takes_messages());
@@ -810,17 +625,9 @@ mod tests {
 
     #[test]
     fn steps_are_noted_once_also_after_the_decision() {
-        let step = Step {
-            at: Timestamp(1_100),
-            what: StepKind::Delivered {
-                surface: Surface::Card,
-                chat: None,
-            },
-        };
-        let again = Step {
-            at: Timestamp(1_900),
-            ..step.clone()
-        };
+        let step =
+            Step { at: Timestamp(1_100), what: StepKind::Delivered { surface: Surface::Card, chat: None } };
+        let again = Step { at: Timestamp(1_900), ..step.clone() };
         let won = decided(pending().reply(&answer("r1", Answer::option(0)), Timestamp(2_000)));
         let noted = won.note(std::slice::from_ref(&step)).unwrap();
         assert_eq!(noted.steps, [step]);

@@ -56,21 +56,13 @@ pub struct SessionKey {
 impl SessionKey {
     /// The session `session` at `gateway`.
     pub fn new(gateway: impl Into<String>, session: impl Into<String>) -> Self {
-        Self {
-            gateway: gateway.into(),
-            session: session.into(),
-        }
+        Self { gateway: gateway.into(), session: session.into() }
     }
 }
 
 impl fmt::Display for SessionKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}.{}",
-            encode_token(&self.gateway),
-            encode_token(&self.session)
-        )
+        write!(f, "{}.{}", encode_token(&self.gateway), encode_token(&self.session))
     }
 }
 
@@ -116,14 +108,8 @@ impl FromStr for QuestionKey {
     type Err = BadKey;
 
     fn from_str(key: &str) -> Result<Self, BadKey> {
-        let [gateway, session, run, question] =
-            tokens(key, "<gateway>.<session>.<run>.<question>")?;
-        Ok(Self {
-            gateway,
-            session,
-            run,
-            question,
-        })
+        let [gateway, session, run, question] = tokens(key, "<gateway>.<session>.<run>.<question>")?;
+        Ok(Self { gateway, session, run, question })
     }
 }
 
@@ -150,10 +136,7 @@ pub struct BadKey {
 }
 
 fn tokens<const N: usize>(key: &str, form: &'static str) -> Result<[String; N], BadKey> {
-    let bad = || BadKey {
-        key: key.into(),
-        form,
-    };
+    let bad = || BadKey { key: key.into(), form };
     let decoded: Option<Vec<String>> = key.split('.').map(decode_token).collect();
     decoded.ok_or_else(bad)?.try_into().map_err(|_| bad())
 }
@@ -166,10 +149,7 @@ pub fn call_question_id(gateway: &str, session: &str, run: &str, call: &str) -> 
 
 /// The run id (and idempotency key) of a message: the same message always gives the same run.
 pub fn message_run_id(session: &SessionKey, message: &str) -> String {
-    format!(
-        "ab-{}",
-        digest_id(&[&session.gateway, &session.session, message])
-    )
+    format!("ab-{}", digest_id(&[&session.gateway, &session.session, message]))
 }
 
 /// 32 hex digits of a SHA-256 over the parts, each preceded by its length.
@@ -179,11 +159,7 @@ fn digest_id(parts: &[&str]) -> String {
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part.as_bytes());
     }
-    hash.finalize()
-        .iter()
-        .take(16)
-        .map(|b| format!("{b:02x}"))
-        .collect()
+    hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -215,14 +191,8 @@ mod tests {
 
     #[test]
     fn a_call_keeps_its_id_and_parts_do_not_run_together() {
-        assert_eq!(
-            call_question_id("g", "s", "r", "c"),
-            call_question_id("g", "s", "r", "c")
-        );
-        assert_ne!(
-            call_question_id("g", "ab", "c", "d"),
-            call_question_id("g", "a", "bc", "d")
-        );
+        assert_eq!(call_question_id("g", "s", "r", "c"), call_question_id("g", "s", "r", "c"));
+        assert_ne!(call_question_id("g", "ab", "c", "d"), call_question_id("g", "a", "bc", "d"));
     }
 
     proptest! {

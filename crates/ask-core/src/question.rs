@@ -82,37 +82,21 @@ pub struct Invalid {
 
 impl Invalid {
     /// `field` must be `limit`, and was `value`.
-    pub fn new(
-        field: impl Into<String>,
-        limit: impl Into<String>,
-        value: impl fmt::Display,
-    ) -> Self {
-        Self {
-            field: field.into(),
-            limit: limit.into(),
-            value: clamp(&value.to_string(), 200),
-        }
+    pub fn new(field: impl Into<String>, limit: impl Into<String>, value: impl fmt::Display) -> Self {
+        Self { field: field.into(), limit: limit.into(), value: clamp(&value.to_string(), 200) }
     }
 }
 
 impl fmt::Display for Invalid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "`{}` must be {}, got: {}",
-            self.field, self.limit, self.value
-        )
+        write!(f, "`{}` must be {}, got: {}", self.field, self.limit, self.value)
     }
 }
 
 impl Choice {
     /// An option that is only a label.
     pub fn label(label: impl Into<String>) -> Self {
-        Self {
-            label: label.into(),
-            description: None,
-            value: None,
-        }
+        Self { label: label.into(), description: None, value: None }
     }
 }
 
@@ -156,11 +140,7 @@ impl Question {
     /// One line that tells what is asked.
     pub fn title(&self) -> String {
         let first = &self.prompts[0];
-        let line = first
-            .text
-            .lines()
-            .find(|l| !l.trim().is_empty())
-            .unwrap_or("Question");
+        let line = first.text.lines().find(|l| !l.trim().is_empty()).unwrap_or("Question");
         clamp(line.trim(), 120)
     }
 
@@ -186,23 +166,14 @@ impl Question {
             None | Some(Value::Null) => vec![prompt_from(fields, "", 0)?],
             Some(list) => {
                 let list = list_of(list).ok_or_else(|| {
-                    Invalid::new(
-                        "questions",
-                        format!("a list of 1 to {MAX_PROMPTS} objects"),
-                        list,
-                    )
+                    Invalid::new("questions", format!("a list of 1 to {MAX_PROMPTS} objects"), list)
                 })?;
                 let each = list.iter().enumerate().map(|(i, item)| match item {
                     Value::Object(fields) => prompt_from(fields, &format!("questions[{i}]."), i),
-                    Value::String(text) => Ok(Prompt {
-                        id: format!("q{}", i + 1),
-                        ..Prompt::free_text(text)
-                    }),
-                    other => Err(Invalid::new(
-                        format!("questions[{i}]"),
-                        "an object with `question`",
-                        other,
-                    )),
+                    Value::String(text) => {
+                        Ok(Prompt { id: format!("q{}", i + 1), ..Prompt::free_text(text) })
+                    }
+                    other => Err(Invalid::new(format!("questions[{i}]"), "an object with `question`", other)),
                 });
                 each.collect::<Result<Vec<_>, _>>()?
             }
@@ -212,33 +183,17 @@ impl Question {
 
     fn check(&self) -> Result<(), Invalid> {
         if self.prompts.is_empty() || self.prompts.len() > MAX_PROMPTS {
-            return Err(Invalid::new(
-                "questions",
-                format!("1 to {MAX_PROMPTS} prompts"),
-                self.prompts.len(),
-            ));
+            return Err(Invalid::new("questions", format!("1 to {MAX_PROMPTS} prompts"), self.prompts.len()));
         }
         for (i, prompt) in self.prompts.iter().enumerate() {
             let field = |name: &str| {
-                if self.prompts.len() == 1 {
-                    name.into()
-                } else {
-                    format!("questions[{i}].{name}")
-                }
+                if self.prompts.len() == 1 { name.into() } else { format!("questions[{i}].{name}") }
             };
             if self.prompts[..i].iter().any(|p| p.id == prompt.id) {
-                return Err(Invalid::new(
-                    field("id"),
-                    "unique in the question",
-                    &prompt.id,
-                ));
+                return Err(Invalid::new(field("id"), "unique in the question", &prompt.id));
             }
             if prompt.text.trim().is_empty() {
-                return Err(Invalid::new(
-                    field("question"),
-                    "text that is not blank",
-                    "nothing",
-                ));
+                return Err(Invalid::new(field("question"), "text that is not blank", "nothing"));
             }
             check_length(field("question"), &prompt.text, MAX_TEXT)?;
             if prompt.options.len() > MAX_OPTIONS {
@@ -258,18 +213,10 @@ impl Question {
             for (n, option) in prompt.options.iter().enumerate() {
                 let option_field = field(&format!("choices[{n}]"));
                 if option.label.trim().is_empty() {
-                    return Err(Invalid::new(
-                        option_field,
-                        "a label that is not blank",
-                        "nothing",
-                    ));
+                    return Err(Invalid::new(option_field, "a label that is not blank", "nothing"));
                 }
                 check_length(option_field.clone(), &option.label, MAX_LABEL)?;
-                check_length(
-                    option_field,
-                    option.description.as_deref().unwrap_or(""),
-                    MAX_DESCRIPTION,
-                )?;
+                check_length(option_field, option.description.as_deref().unwrap_or(""), MAX_DESCRIPTION)?;
             }
         }
         if self.is_secret() && self.prompts.len() > 1 {
@@ -288,34 +235,22 @@ fn check_length(field: String, text: &str, max: usize) -> Result<(), Invalid> {
     if length <= max {
         Ok(())
     } else {
-        Err(Invalid::new(
-            field,
-            format!("at most {max} characters"),
-            format!("{length} characters"),
-        ))
+        Err(Invalid::new(field, format!("at most {max} characters"), format!("{length} characters")))
     }
 }
 
 fn prompt_from(fields: &Map<String, Value>, at: &str, index: usize) -> Result<Prompt, Invalid> {
-    let text = ["question", "text", "prompt", "message"]
-        .iter()
-        .find_map(|k| fields.get(*k));
+    let text = ["question", "text", "prompt", "message"].iter().find_map(|k| fields.get(*k));
     let Some(Value::String(text)) = text else {
         let got = text.map_or("nothing".into(), Value::to_string);
         return Err(Invalid::new(format!("{at}question"), "text", got));
     };
-    let options = match ["choices", "options"]
-        .iter()
-        .find_map(|k| fields.get(*k).map(|v| (k, v)))
-    {
+    let options = match ["choices", "options"].iter().find_map(|k| fields.get(*k).map(|v| (k, v))) {
         None | Some((_, Value::Null)) => Vec::new(),
         Some((name, value)) => {
             let list = list_of(value)
                 .ok_or_else(|| Invalid::new(format!("{at}{name}"), "a list of texts", value))?;
-            let each = list
-                .iter()
-                .enumerate()
-                .map(|(i, v)| choice_from(v, format!("{at}{name}[{i}]")));
+            let each = list.iter().enumerate().map(|(i, v)| choice_from(v, format!("{at}{name}[{i}]")));
             distinct(each.collect::<Result<Vec<_>, _>>()?)
         }
     };
@@ -328,20 +263,10 @@ fn prompt_from(fields: &Map<String, Value>, at: &str, index: usize) -> Result<Pr
             Some((name, other)) => Err(Invalid::new(format!("{at}{name}"), "true or false", other)),
         }
     };
-    let word = |name: &str| {
-        fields
-            .get(name)
-            .and_then(Value::as_str)
-            .map(str::trim)
-            .filter(|s| !s.is_empty())
-    };
+    let word = |name: &str| fields.get(name).and_then(Value::as_str).map(str::trim).filter(|s| !s.is_empty());
     let id = word("id").or(word("questionId")).map_or_else(
         || {
-            if at.is_empty() {
-                "answer".into()
-            } else {
-                format!("q{}", index + 1)
-            }
+            if at.is_empty() { "answer".into() } else { format!("q{}", index + 1) }
         },
         str::to_owned,
     );
@@ -362,31 +287,16 @@ fn choice_from(value: &Value, field: String) -> Result<Choice, Invalid> {
         Value::String(label) => Ok(Choice::label(label.trim())),
         Value::Number(_) | Value::Bool(_) => Ok(Choice::label(value.to_string())),
         Value::Object(o) => {
-            let text = |names: &[&str]| {
-                names
-                    .iter()
-                    .find_map(|k| o.get(*k))
-                    .and_then(Value::as_str)
-                    .map(str::trim)
-            };
+            let text =
+                |names: &[&str]| names.iter().find_map(|k| o.get(*k)).and_then(Value::as_str).map(str::trim);
             let label = text(&["label", "title", "name", "text"]).or(text(&["value"]));
             Ok(Choice {
-                label: label
-                    .ok_or_else(|| Invalid::new(field, "an object with `label`", value))?
-                    .to_owned(),
-                description: text(&["description"])
-                    .filter(|d| !d.is_empty())
-                    .map(str::to_owned),
-                value: text(&["value"])
-                    .filter(|v| Some(*v) != label)
-                    .map(str::to_owned),
+                label: label.ok_or_else(|| Invalid::new(field, "an object with `label`", value))?.to_owned(),
+                description: text(&["description"]).filter(|d| !d.is_empty()).map(str::to_owned),
+                value: text(&["value"]).filter(|v| Some(*v) != label).map(str::to_owned),
             })
         }
-        other => Err(Invalid::new(
-            field,
-            "text, or an object with `label`",
-            other,
-        )),
+        other => Err(Invalid::new(field, "text, or an object with `label`", other)),
     }
 }
 
@@ -416,10 +326,7 @@ pub fn clamp(text: &str, max: usize) -> String {
     if text.chars().count() <= max {
         return text.to_owned();
     }
-    text.chars()
-        .take(max.saturating_sub(1))
-        .chain(['…'])
-        .collect()
+    text.chars().take(max.saturating_sub(1)).chain(['…']).collect()
 }
 
 #[cfg(test)]
@@ -428,11 +335,7 @@ mod tests {
     use serde_json::json;
 
     fn labels(question: &Question) -> Vec<&str> {
-        question.prompts[0]
-            .options
-            .iter()
-            .map(|o| o.label.as_str())
-            .collect()
+        question.prompts[0].options.iter().map(|o| o.label.as_str()).collect()
     }
 
     #[test]
@@ -452,11 +355,7 @@ mod tests {
             json!("{\"question\": \"q\", \"choices\": [\"A\", \"B\", \"a\"]}"),
         ];
         for args in table {
-            assert_eq!(
-                labels(&Question::from_tool_args(&args).unwrap()),
-                ["A", "B"],
-                "{args}"
-            );
+            assert_eq!(labels(&Question::from_tool_args(&args).unwrap()), ["A", "B"], "{args}");
         }
     }
 
@@ -465,36 +364,21 @@ mod tests {
         let table = [
             (json!({}), "`question` must be text, got: nothing"),
             (json!({"question": 7}), "`question` must be text, got: 7"),
-            (
-                json!({"question": "  "}),
-                "`question` must be text that is not blank, got: nothing",
-            ),
-            (
-                json!([1]),
-                "`arguments` must be an object with `question`, got: [1]",
-            ),
-            (
-                json!({"question": "q", "choices": 3}),
-                "`choices` must be a list of texts, got: 3",
-            ),
+            (json!({"question": "  "}), "`question` must be text that is not blank, got: nothing"),
+            (json!([1]), "`arguments` must be an object with `question`, got: [1]"),
+            (json!({"question": "q", "choices": 3}), "`choices` must be a list of texts, got: 3"),
             (
                 json!({"question": "q", "choices": [null]}),
                 "`choices[0]` must be text, or an object with `label`, got: null",
             ),
-            (
-                json!({"question": "q", "secret": "maybe"}),
-                "`secret` must be true or false, got: \"maybe\"",
-            ),
+            (json!({"question": "q", "secret": "maybe"}), "`secret` must be true or false, got: \"maybe\""),
             (
                 json!({"question": "q", "choices": vec!["x"; 0], "questions": []}),
                 "`questions` must be 1 to 8 prompts, got: 0",
             ),
         ];
         for (args, message) in table {
-            assert_eq!(
-                Question::from_tool_args(&args).unwrap_err().to_string(),
-                message
-            );
+            assert_eq!(Question::from_tool_args(&args).unwrap_err().to_string(), message);
         }
         let long = json!({"question": "x".repeat(MAX_TEXT + 1)});
         assert_eq!(
@@ -505,9 +389,8 @@ mod tests {
 
     #[test]
     fn a_secret_with_choices_is_refused_with_the_way_out() {
-        let error = Question::from_tool_args(
-            &json!({"question": "q", "secret": true, "choices": ["a", "b"]}),
-        );
+        let error =
+            Question::from_tool_args(&json!({"question": "q", "secret": true, "choices": ["a", "b"]}));
         assert!(error.unwrap_err().to_string().contains("in two calls"));
     }
 
@@ -520,7 +403,8 @@ mod tests {
 
     #[test]
     fn several_questions_get_ids_that_differ() {
-        let args = json!({"questions": [{"question": "City?"}, {"question": "Budget?", "id": "budget"}, "Why?"]});
+        let args =
+            json!({"questions": [{"question": "City?"}, {"question": "Budget?", "id": "budget"}, "Why?"]});
         let question = Question::from_tool_args(&args).unwrap();
         let ids: Vec<&str> = question.prompts.iter().map(|p| p.id.as_str()).collect();
         assert_eq!(ids, ["q1", "budget", "q3"]);

@@ -101,18 +101,12 @@ impl fmt::Debug for Sealed {
 impl Answer {
     /// One option.
     pub fn option(index: usize) -> Self {
-        Self::Given {
-            options: vec![index],
-            other: None,
-        }
+        Self::Given { options: vec![index], other: None }
     }
 
     /// Own words.
     pub fn text(text: impl Into<String>) -> Self {
-        Self::Given {
-            options: Vec::new(),
-            other: Some(text.into()),
-        }
+        Self::Given { options: Vec::new(), other: Some(text.into()) }
     }
 
     /// The answer as the agent gets it: each option's value or else label, then the own words.
@@ -122,10 +116,7 @@ impl Answer {
             return Vec::new();
         };
         let chosen = options.iter().filter_map(|i| prompt.options.get(*i));
-        chosen
-            .map(|o| o.value.clone().unwrap_or_else(|| o.label.clone()))
-            .chain(other.clone())
-            .collect()
+        chosen.map(|o| o.value.clone().unwrap_or_else(|| o.label.clone())).chain(other.clone()).collect()
     }
 
     /// The answer as people read it: labels and own words, `answered (hidden)` for a secret.
@@ -133,10 +124,7 @@ impl Answer {
         let Self::Given { options, other } = self else {
             return "answered (hidden)".into();
         };
-        let chosen = options
-            .iter()
-            .filter_map(|i| prompt.options.get(*i))
-            .map(|o| o.label.clone());
+        let chosen = options.iter().filter_map(|i| prompt.options.get(*i)).map(|o| o.label.clone());
         chosen.chain(other.clone()).collect::<Vec<_>>().join(", ")
     }
 }
@@ -146,27 +134,16 @@ impl Answer {
 ///
 /// # Errors
 /// The first answer that does not fit, by prompt id; a required prompt without an answer.
-pub fn check_answers(
-    question: &Question,
-    answers: &BTreeMap<String, Answer>,
-) -> Result<(), Invalid> {
+pub fn check_answers(question: &Question, answers: &BTreeMap<String, Answer>) -> Result<(), Invalid> {
     if let Some(unknown) = answers.keys().find(|id| question.prompt(id).is_none()) {
         let known: Vec<&str> = question.prompts.iter().map(|p| p.id.as_str()).collect();
-        return Err(Invalid::new(
-            "answers",
-            format!("one of the prompts {}", known.join(", ")),
-            unknown,
-        ));
+        return Err(Invalid::new("answers", format!("one of the prompts {}", known.join(", ")), unknown));
     }
     for prompt in &question.prompts {
         match answers.get(&prompt.id) {
             Some(answer) => check_answer(prompt, answer)?,
             None if prompt.required => {
-                return Err(Invalid::new(
-                    &prompt.id,
-                    "an answer, since it is required",
-                    "nothing",
-                ));
+                return Err(Invalid::new(&prompt.id, "an answer, since it is required", "nothing"));
             }
             None => {}
         }
@@ -182,37 +159,22 @@ fn check_answer(prompt: &Prompt, answer: &Answer) -> Result<(), Invalid> {
         (true, Answer::Sealed(_)) => return Ok(()),
         (false, Answer::Given { options, other }) => (options, other),
         (true, _) => {
-            return Err(Invalid::new(
-                &prompt.id,
-                "a sealed secret",
-                "a plain value (not shown)",
-            ));
+            return Err(Invalid::new(&prompt.id, "a sealed secret", "a plain value (not shown)"));
         }
         (false, _) => {
-            return Err(Invalid::new(
-                &prompt.id,
-                "a plain answer",
-                "a sealed secret",
-            ));
+            return Err(Invalid::new(&prompt.id, "a plain answer", "a sealed secret"));
         }
     };
     if let Some(index) = options.iter().find(|i| **i >= prompt.options.len()) {
         return Err(Invalid::new(
             &prompt.id,
-            format!(
-                "an option from 0 to {}",
-                prompt.options.len().saturating_sub(1)
-            ),
+            format!("an option from 0 to {}", prompt.options.len().saturating_sub(1)),
             index,
         ));
     }
     if let Some(text) = other {
         if text.trim().is_empty() {
-            return Err(Invalid::new(
-                &prompt.id,
-                "an answer that is not blank",
-                "only white space",
-            ));
+            return Err(Invalid::new(&prompt.id, "an answer that is not blank", "only white space"));
         }
         let length = text.chars().count();
         if length > MAX_ANSWER {
@@ -234,11 +196,7 @@ fn check_answer(prompt: &Prompt, answer: &Answer) -> Result<(), Invalid> {
         0 => Err(Invalid::new(&prompt.id, "an answer", "nothing")),
         1 => Ok(()),
         _ if prompt.multiple => Ok(()),
-        n => Err(Invalid::new(
-            &prompt.id,
-            "one answer",
-            format!("{n} answers"),
-        )),
+        n => Err(Invalid::new(&prompt.id, "one answer", format!("{n} answers"))),
     }
 }
 

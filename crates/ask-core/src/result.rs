@@ -28,10 +28,7 @@ pub fn tool_result(entry: &Entry) -> Option<ToolResult> {
     if let Some(reason) = reason(outcome) {
         details.insert("reason".into(), reason);
     }
-    if let DecidedBy::Reply {
-        responder, surface, ..
-    } = &decision.by
-    {
+    if let DecidedBy::Reply { responder, surface, .. } = &decision.by {
         details.insert("by".into(), responder.display_name().into());
         details.insert("surface".into(), surface.name().into());
     }
@@ -39,31 +36,20 @@ pub fn tool_result(entry: &Entry) -> Option<ToolResult> {
     let mut secret_prompt = None;
     let text = match outcome {
         Outcome::Answered { answers } => {
-            let listed = answers
-                .iter()
-                .map(|(id, answer)| (id.clone(), listed(&entry.question, id, answer)));
+            let listed = answers.iter().map(|(id, answer)| (id.clone(), listed(&entry.question, id, answer)));
             details.insert("answers".into(), Value::Object(listed.collect()));
-            secret_prompt = answers
-                .iter()
-                .find(|(_, a)| matches!(a, Answer::Sealed(_)))
-                .map(|(id, _)| id.clone());
+            secret_prompt =
+                answers.iter().find(|(_, a)| matches!(a, Answer::Sealed(_))).map(|(id, _)| id.clone());
             answer_text(&entry.question, answers)
         }
         _ => {
             let mut error = Map::new();
-            error.insert(
-                "error".into(),
-                explanation(outcome, decision.delivered).into(),
-            );
+            error.insert("error".into(), explanation(outcome, decision.delivered).into());
             error.extend(details.clone());
             Value::Object(error).to_string()
         }
     };
-    Some(ToolResult {
-        text,
-        details: Value::Object(details),
-        secret_prompt,
-    })
+    Some(ToolResult { text, details: Value::Object(details), secret_prompt })
 }
 
 fn listed(question: &Question, id: &str, answer: &Answer) -> Value {
@@ -73,23 +59,14 @@ fn listed(question: &Question, id: &str, answer: &Answer) -> Value {
     }
 }
 
-fn answer_text(
-    question: &Question,
-    answers: &std::collections::BTreeMap<String, Answer>,
-) -> String {
+fn answer_text(question: &Question, answers: &std::collections::BTreeMap<String, Answer>) -> String {
     if let [prompt] = question.prompts.as_slice() {
-        return answers
-            .get(&prompt.id)
-            .map_or_else(String::new, |a| one_text(question, &prompt.id, a));
+        return answers.get(&prompt.id).map_or_else(String::new, |a| one_text(question, &prompt.id, a));
     }
     let all = question.prompts.iter().filter_map(|p| {
         let answer = answers.get(&p.id)?;
         let multiple = p.multiple && matches!(answer, Answer::Given { .. });
-        let value = if multiple {
-            answer.values(p).into()
-        } else {
-            one_text(question, &p.id, answer).into()
-        };
+        let value = if multiple { answer.values(p).into() } else { one_text(question, &p.id, answer).into() };
         Some((p.id.clone(), value))
     });
     Value::Object(all.collect()).to_string()
@@ -97,9 +74,7 @@ fn answer_text(
 
 fn one_text(question: &Question, id: &str, answer: &Answer) -> String {
     match (answer, question.prompt(id)) {
-        (Answer::Given { .. }, Some(prompt)) if prompt.multiple => {
-            json!(answer.values(prompt)).to_string()
-        }
+        (Answer::Given { .. }, Some(prompt)) if prompt.multiple => json!(answer.values(prompt)).to_string(),
         (Answer::Given { .. }, Some(prompt)) => answer.values(prompt).concat(),
         _ => "answered (hidden)".into(),
     }
@@ -121,9 +96,9 @@ fn explanation(outcome: &Outcome, delivered: Delivered) -> &'static str {
         Outcome::Cancelled { .. } => "The question was cancelled",
         Outcome::Expired if delivered == Delivered::Yes => "User did not respond",
         Outcome::Expired => "No answer came in time; it is not known whether the question was seen",
-        Outcome::Undeliverable {
-            reason: Undeliverable::ExpiredSecret,
-        } => "The answer was given but is no longer available; ask again",
+        Outcome::Undeliverable { reason: Undeliverable::ExpiredSecret } => {
+            "The answer was given but is no longer available; ask again"
+        }
         Outcome::Undeliverable { .. } => "The question could not be shown to the user",
     }
 }
@@ -139,85 +114,40 @@ mod tests {
     use crate::time::Timestamp;
 
     fn entry(change: impl Fn(&mut Prompt)) -> Entry {
-        let mut prompt = Prompt {
-            options: ["A", "B", "C, D"].map(Choice::label).into(),
-            ..Prompt::free_text("q")
-        };
+        let mut prompt =
+            Prompt { options: ["A", "B", "C, D"].map(Choice::label).into(), ..Prompt::free_text("q") };
         change(&mut prompt);
         let question = Question::new(vec![prompt]).unwrap();
         let key = "g.s.r.q".parse().unwrap();
-        let entry = Entry::ask(
-            key,
-            Road::Plugin,
-            "t",
-            "c",
-            question,
-            Timestamp(1),
-            Timestamp(9),
-            None,
-        )
-        .unwrap();
+        let entry =
+            Entry::ask(key, Road::Plugin, "t", "c", question, Timestamp(1), Timestamp(9), None).unwrap();
         entry
             .note(&[Step {
                 at: Timestamp(2),
-                what: StepKind::Delivered {
-                    surface: Surface::Card,
-                    chat: None,
-                },
+                what: StepKind::Delivered { surface: Surface::Card, chat: None },
             }])
             .unwrap()
     }
 
     fn answered(entry: &Entry, answer: Answer) -> Entry {
-        let by = Responder {
-            user: "alice".into(),
-            name: None,
-            chat: None,
-        };
-        let content = ReplyContent::Answers {
-            answers: [("answer".into(), answer)].into(),
-        };
-        let reply = Reply {
-            id: "r".into(),
-            by,
-            surface: Surface::Card,
-            content,
-        };
-        let Verdict::Decide(entry) = entry.reply(&reply, Timestamp(3)) else {
-            panic!()
-        };
+        let by = Responder { user: "alice".into(), name: None, chat: None };
+        let content = ReplyContent::Answers { answers: [("answer".into(), answer)].into() };
+        let reply = Reply { id: "r".into(), by, surface: Surface::Card, content };
+        let Verdict::Decide(entry) = entry.reply(&reply, Timestamp(3)) else { panic!() };
         *entry
     }
 
     #[test]
     fn an_answer_is_its_label_value_or_own_words() {
-        assert_eq!(
-            tool_result(&answered(&entry(|_| ()), Answer::option(1)))
-                .unwrap()
-                .text,
-            "B"
-        );
-        assert_eq!(
-            tool_result(&answered(&entry(|_| ()), Answer::text("else")))
-                .unwrap()
-                .text,
-            "else"
-        );
+        assert_eq!(tool_result(&answered(&entry(|_| ()), Answer::option(1))).unwrap().text, "B");
+        assert_eq!(tool_result(&answered(&entry(|_| ()), Answer::text("else"))).unwrap().text, "else");
         let valued = entry(|p| p.options[0].value = Some("a-1".into()));
-        assert_eq!(
-            tool_result(&answered(&valued, Answer::option(0)))
-                .unwrap()
-                .text,
-            "a-1"
-        );
+        assert_eq!(tool_result(&answered(&valued, Answer::option(0))).unwrap().text, "a-1");
     }
 
     #[test]
     fn a_multi_select_answer_is_a_list_and_never_a_joined_string() {
-        let answer = Answer::Given {
-            options: vec![0, 2],
-            other: None,
-        };
+        let answer = Answer::Given { options: vec![0, 2], other: None };
         let result = tool_result(&answered(&entry(|p| p.multiple = true), answer)).unwrap();
         assert_eq!(result.text, r#"["A","C, D"]"#);
         assert_eq!(result.details["answers"]["answer"], json!(["A", "C, D"]));
@@ -225,27 +155,16 @@ mod tests {
 
     #[test]
     fn no_outcome_without_an_answer_looks_like_one_or_claims_too_much() {
-        let never_shown = Entry {
-            steps: Vec::new(),
-            ..entry(|_| ())
-        };
+        let never_shown = Entry { steps: Vec::new(), ..entry(|_| ()) };
         let table = [
-            (
-                entry(|_| ()).expire(false, Timestamp(9)).unwrap(),
-                "User did not respond",
-            ),
+            (entry(|_| ()).expire(false, Timestamp(9)).unwrap(), "User did not respond"),
             (
                 never_shown.expire(false, Timestamp(9)).unwrap(),
                 "No answer came in time; it is not known whether the question was seen",
             ),
+            (never_shown.expire(true, Timestamp(9)).unwrap(), "The question could not be shown to the user"),
             (
-                never_shown.expire(true, Timestamp(9)).unwrap(),
-                "The question could not be shown to the user",
-            ),
-            (
-                entry(|_| ())
-                    .cancel(CancelReason::Stop, "stop", Timestamp(3))
-                    .unwrap(),
+                entry(|_| ()).cancel(CancelReason::Stop, "stop", Timestamp(3)).unwrap(),
                 "The question was cancelled",
             ),
         ];
@@ -263,17 +182,10 @@ mod tests {
             p.options.clear();
             p.secret = true
         });
-        let sealed = Sealed {
-            key_id: "k".into(),
-            encapsulated: "e".into(),
-            ciphertext: "c".into(),
-        };
+        let sealed = Sealed { key_id: "k".into(), encapsulated: "e".into(), ciphertext: "c".into() };
         let result = tool_result(&answered(&secret, Answer::Sealed(sealed))).unwrap();
         assert_eq!(result.text, "answered (hidden)");
         assert_eq!(result.secret_prompt.as_deref(), Some("answer"));
-        assert_eq!(
-            result.details["answers"]["answer"],
-            json!(["answered (hidden)"])
-        );
+        assert_eq!(result.details["answers"]["answer"], json!(["answered (hidden)"]));
     }
 }

@@ -44,26 +44,12 @@ pub fn route(typed: Typed<'_>, open: &[&Entry]) -> (Route, &'static str) {
     }
     // Sent with chat.send, a message would become the answer of any native question (S6, S7).
     let native = open.iter().any(|e| e.road == Road::Native);
-    let send = if native {
-        SendBy::AgentMethod
-    } else {
-        SendBy::ChatSend
-    };
+    let send = if native { SendBy::AgentMethod } else { SendBy::ChatSend };
     if text.is_empty() && !typed.attachments {
-        return (
-            Route::Nothing("The message was empty, so nothing was sent.".into()),
-            "empty_message",
-        );
+        return (Route::Nothing("The message was empty, so nothing was sent.".into()), "empty_message");
     }
     if text.starts_with('/') {
-        return (
-            Route::Message(if is_harmless_command(text) {
-                SendBy::ChatSend
-            } else {
-                send
-            }),
-            "command",
-        );
+        return (Route::Message(if is_harmless_command(text) { SendBy::ChatSend } else { send }), "command");
     }
     if open.is_empty() {
         return (Route::Message(send), "nothing_pending");
@@ -71,9 +57,7 @@ pub fn route(typed: Typed<'_>, open: &[&Entry]) -> (Route, &'static str) {
     if text.is_empty() {
         return (Route::Message(send), "image_only_is_no_answer");
     }
-    let candidates: Vec<usize> = (0..open.len())
-        .filter(|i| may_take(open[*i], typed.on_screen))
-        .collect();
+    let candidates: Vec<usize> = (0..open.len()).filter(|i| may_take(open[*i], typed.on_screen)).collect();
     match candidates.as_slice() {
         [] if open.iter().all(|e| e.question.is_secret()) => {
             (Route::Message(send), "a_secret_is_never_typed_in_the_chat")
@@ -88,10 +72,7 @@ pub fn route(typed: Typed<'_>, open: &[&Entry]) -> (Route, &'static str) {
                 .collect();
             match named.as_slice() {
                 [only] => answer(*only, open[*only], text, "the_only_one_with_this_option"),
-                _ => (
-                    Route::AskWhich(which(open, several)),
-                    "several_questions_are_shown",
-                ),
+                _ => (Route::AskWhich(which(open, several)), "several_questions_are_shown"),
             }
         }
     }
@@ -114,10 +95,7 @@ fn answer(index: usize, entry: &Entry, text: &str, rule: &'static str) -> (Route
 }
 
 fn which(open: &[&Entry], several: &[usize]) -> String {
-    let titles: Vec<String> = several
-        .iter()
-        .map(|i| format!("- {}", open[*i].question.title()))
-        .collect();
+    let titles: Vec<String> = several.iter().map(|i| format!("- {}", open[*i].question.title())).collect();
     format!(
         "{} questions are waiting, so it is not clear which one this answers. Please use their cards.\n{}",
         several.len(),
@@ -150,37 +128,14 @@ mod tests {
         };
         let key = format!("g.s.r.{id}").parse().unwrap();
         let question = Question::new(vec![prompt]).unwrap();
-        let entry = Entry::ask(
-            key,
-            road,
-            "t",
-            "c",
-            question,
-            Timestamp(1),
-            Timestamp(9),
-            None,
-        )
-        .unwrap();
-        let step = Step {
-            at: Timestamp(2),
-            what: StepKind::Delivered {
-                surface: Surface::Card,
-                chat: None,
-            },
-        };
-        if delivered {
-            entry.note(&[step]).unwrap()
-        } else {
-            entry
-        }
+        let entry = Entry::ask(key, road, "t", "c", question, Timestamp(1), Timestamp(9), None).unwrap();
+        let step =
+            Step { at: Timestamp(2), what: StepKind::Delivered { surface: Surface::Card, chat: None } };
+        if delivered { entry.note(&[step]).unwrap() } else { entry }
     }
 
     fn typed(text: &str) -> Typed<'_> {
-        Typed {
-            text,
-            attachments: false,
-            on_screen: None,
-        }
+        Typed { text, attachments: false, on_screen: None }
     }
 
     fn given(index: usize, answer: Answer) -> Route {
@@ -199,49 +154,14 @@ mod tests {
             ("hello", vec![], Message(ChatSend), "nothing_pending"),
             ("/stop", vec![&shown], Route::Stop, "stop_is_a_command"),
             ("/status", vec![&native], Message(ChatSend), "command"),
-            (
-                "/steer left",
-                vec![&native],
-                Message(AgentMethod),
-                "command",
-            ),
+            ("/steer left", vec![&native], Message(AgentMethod), "command"),
             ("/steer left", vec![&shown], Message(ChatSend), "command"),
-            (
-                "2",
-                vec![&shown],
-                given(0, Answer::option(1)),
-                "the_one_shown_question",
-            ),
-            (
-                "mauve",
-                vec![&native],
-                given(0, Answer::text("mauve")),
-                "the_one_shown_question",
-            ),
-            (
-                "hello",
-                vec![&hidden],
-                Message(ChatSend),
-                "pending_but_never_shown",
-            ),
-            (
-                "hello",
-                vec![&native_hidden],
-                Message(AgentMethod),
-                "pending_but_never_shown",
-            ),
-            (
-                "blue",
-                vec![&shown, &native],
-                given(1, Answer::option(1)),
-                "the_only_one_with_this_option",
-            ),
-            (
-                "green",
-                vec![&hidden, &shown],
-                given(1, Answer::option(1)),
-                "the_one_shown_question",
-            ),
+            ("2", vec![&shown], given(0, Answer::option(1)), "the_one_shown_question"),
+            ("mauve", vec![&native], given(0, Answer::text("mauve")), "the_one_shown_question"),
+            ("hello", vec![&hidden], Message(ChatSend), "pending_but_never_shown"),
+            ("hello", vec![&native_hidden], Message(AgentMethod), "pending_but_never_shown"),
+            ("blue", vec![&shown, &native], given(1, Answer::option(1)), "the_only_one_with_this_option"),
+            ("green", vec![&hidden, &shown], given(1, Answer::option(1)), "the_one_shown_question"),
         ];
         for (text, open, route_, rule) in table {
             assert_eq!(route(typed(text), &open), (route_, rule), "{text}");
@@ -257,9 +177,7 @@ mod tests {
         for text in ["1", "red", "whatever"] {
             let (route, rule) = route(typed(text), &[&q1, &q2]);
             assert_eq!(rule, "several_questions_are_shown");
-            assert!(
-                matches!(route, Route::AskWhich(why) if why.contains("q1?") && why.contains("q2?"))
-            );
+            assert!(matches!(route, Route::AskWhich(why) if why.contains("q1?") && why.contains("q2?")));
         }
     }
 
@@ -267,40 +185,19 @@ mod tests {
     fn s4_only_the_questions_on_screen_take_a_message() {
         let q1 = entry("q1", Road::Plugin, &["Red"], true);
         let none: &[String] = &[];
-        let seen = Typed {
-            on_screen: Some(none),
-            ..typed("red")
-        };
-        assert_eq!(
-            route(seen, &[&q1]),
-            (Route::Message(SendBy::ChatSend), "pending_but_never_shown")
-        );
+        let seen = Typed { on_screen: Some(none), ..typed("red") };
+        assert_eq!(route(seen, &[&q1]), (Route::Message(SendBy::ChatSend), "pending_but_never_shown"));
         let fresh = entry("q2", Road::Plugin, &["Red"], false);
         let ids = ["q2".to_string()];
-        let seen = Typed {
-            on_screen: Some(&ids),
-            ..typed("red")
-        };
-        assert_eq!(
-            route(seen, &[&q1, &fresh]),
-            (given(1, Answer::option(0)), "the_one_shown_question")
-        );
+        let seen = Typed { on_screen: Some(&ids), ..typed("red") };
+        assert_eq!(route(seen, &[&q1, &fresh]), (given(1, Answer::option(0)), "the_one_shown_question"));
     }
 
     #[test]
     fn an_image_alone_or_nothing_at_all_is_no_answer() {
         let q1 = entry("q1", Road::Native, &["Red"], true);
-        let image = Typed {
-            attachments: true,
-            ..typed(" ")
-        };
-        assert_eq!(
-            route(image, &[&q1]),
-            (
-                Route::Message(SendBy::AgentMethod),
-                "image_only_is_no_answer"
-            )
-        );
+        let image = Typed { attachments: true, ..typed(" ") };
+        assert_eq!(route(image, &[&q1]), (Route::Message(SendBy::AgentMethod), "image_only_is_no_answer"));
         assert_eq!(route(typed("  "), &[&q1]).1, "empty_message");
     }
 
@@ -310,10 +207,7 @@ mod tests {
         q1.question.prompts[0].secret = true;
         assert_eq!(
             route(typed("hunter2"), &[&q1]),
-            (
-                Route::Message(SendBy::ChatSend),
-                "a_secret_is_never_typed_in_the_chat"
-            )
+            (Route::Message(SendBy::ChatSend), "a_secret_is_never_typed_in_the_chat")
         );
     }
 
@@ -324,10 +218,7 @@ mod tests {
             .unwrap();
         assert_eq!(
             route(typed("red"), &[&q1]),
-            (
-                Route::Message(SendBy::AgentMethod),
-                "pending_but_never_shown"
-            )
+            (Route::Message(SendBy::AgentMethod), "pending_but_never_shown")
         );
     }
 

@@ -130,9 +130,7 @@ impl Session {
         let MessageDecision::Answer { question } = &message.decision else {
             return None;
         };
-        message.decision = MessageDecision::Late {
-            question: question.clone(),
-        };
+        message.decision = MessageDecision::Late { question: question.clone() };
         Some(next)
     }
 }
@@ -181,20 +179,11 @@ mod tests {
 
     #[test]
     fn s2_only_an_answer_is_rewritten_to_late() {
-        let answer = RoutedMessage {
-            decision: MessageDecision::Answer {
-                question: "q".into(),
-            },
-            ..message(1)
-        };
+        let answer =
+            RoutedMessage { decision: MessageDecision::Answer { question: "q".into() }, ..message(1) };
         let session = session().routed(answer).routed(message(2));
         let late = session.answer_was_late("m1").unwrap();
-        assert_eq!(
-            late.messages[0].decision,
-            MessageDecision::Late {
-                question: "q".into()
-            }
-        );
+        assert_eq!(late.messages[0].decision, MessageDecision::Late { question: "q".into() });
         assert_eq!(late.answer_was_late("m1"), None);
         assert_eq!(late.answer_was_late("m2"), None);
     }

@@ -97,46 +97,28 @@ pub fn choose(
 ) -> (Showing, &'static str) {
     let (surfaces, looking) = match audience {
         Audience::Nobody => return nobody(road),
-        Audience::Absent { surfaces }
-            if candidates(question).iter().any(|s| surfaces.contains(s)) =>
-        {
+        Audience::Absent { surfaces } if candidates(question).iter().any(|s| surfaces.contains(s)) => {
             return (Showing::Wait, "front_end_absent");
         }
         Audience::Absent { .. } => {
-            return (
-                Showing::Undeliverable(Undeliverable::Unsupported),
-                "front_end_can_not_show_it",
-            );
+            return (Showing::Undeliverable(Undeliverable::Unsupported), "front_end_can_not_show_it");
         }
         Audience::Present { surfaces, looking } => (surfaces, *looking),
     };
-    let able: Vec<Surface> = candidates(question)
-        .into_iter()
-        .filter(|s| surfaces.contains(s))
-        .collect();
+    let able: Vec<Surface> = candidates(question).into_iter().filter(|s| surfaces.contains(s)).collect();
     if able.is_empty() {
         return match road {
             Road::Native => (Showing::Wait, "left_to_the_gateway"),
-            _ => (
-                Showing::Undeliverable(Undeliverable::Unsupported),
-                "front_end_can_not_show_it",
-            ),
+            _ => (Showing::Undeliverable(Undeliverable::Unsupported), "front_end_can_not_show_it"),
         };
     }
-    let untried: Vec<Surface> = able
-        .iter()
-        .copied()
-        .filter(|s| !tried.contains(s))
-        .collect();
+    let untried: Vec<Surface> = able.iter().copied().filter(|s| !tried.contains(s)).collect();
     let live_possible = able.iter().any(|s| is_live(*s));
     let usable = untried.iter().copied().find(|s| looking || !is_live(*s));
     match usable {
         Some(surface) => (Showing::Show(surface), rule_of(question, surface)),
         None if live_possible && !looking => (Showing::Wait, "nobody_looking"),
-        None => (
-            Showing::Undeliverable(Undeliverable::Refused),
-            "every_surface_refused",
-        ),
+        None => (Showing::Undeliverable(Undeliverable::Refused), "every_surface_refused"),
     }
 }
 
@@ -190,10 +172,7 @@ fn nobody(road: Road) -> (Showing, &'static str) {
         // The Gateway's own surfaces show it; cancelling it here would take it from them.
         Road::Native => (Showing::Wait, "left_to_the_gateway"),
         Road::McpAlone => (Showing::Wait, "answered_by_askctl"),
-        _ => (
-            Showing::Undeliverable(Undeliverable::NoFrontEnd),
-            "no_front_end_was_ever_bound",
-        ),
+        _ => (Showing::Undeliverable(Undeliverable::NoFrontEnd), "no_front_end_was_ever_bound"),
     }
 }
 
@@ -213,35 +192,17 @@ mod tests {
     }
 
     fn present(surfaces: &[Surface], looking: bool) -> Audience {
-        Audience::Present {
-            surfaces: surfaces.iter().copied().collect(),
-            looking,
-        }
+        Audience::Present { surfaces: surfaces.iter().copied().collect(), looking }
     }
 
-    const WEB: &[Surface] = &[
-        Surface::Card,
-        Surface::Form,
-        Surface::Masked,
-        Surface::Durable,
-        Surface::Text,
-    ];
-    const OLD: &[Surface] = &[
-        Surface::Masked,
-        Surface::Input,
-        Surface::Select,
-        Surface::Text,
-    ];
+    const WEB: &[Surface] = &[Surface::Card, Surface::Form, Surface::Masked, Surface::Durable, Surface::Text];
+    const OLD: &[Surface] = &[Surface::Masked, Surface::Input, Surface::Select, Surface::Text];
 
     #[test]
     fn the_surface_follows_the_question_and_who_looks() {
         use Showing::*;
-        let absent = Audience::Absent {
-            surfaces: WEB.iter().copied().collect(),
-        };
-        let text_only = Audience::Absent {
-            surfaces: [Surface::Text].into(),
-        };
+        let absent = Audience::Absent { surfaces: WEB.iter().copied().collect() };
+        let text_only = Audience::Absent { surfaces: [Surface::Text].into() };
         let secret = |p: &mut Prompt| p.secret = true;
         let multiple = |p: &mut Prompt| {
             choices(p);
@@ -279,15 +240,7 @@ mod tests {
                 Show(Surface::Masked),
                 "secret_is_masked",
             ),
-            (
-                "secret, away",
-                ask(secret),
-                Road::Plugin,
-                present(WEB, false),
-                vec![],
-                Wait,
-                "nobody_looking",
-            ),
+            ("secret, away", ask(secret), Road::Plugin, present(WEB, false), vec![], Wait, "nobody_looking"),
             (
                 "secret, text only",
                 ask(secret),
@@ -360,15 +313,7 @@ mod tests {
                 Undeliverable(super::Undeliverable::Refused),
                 "every_surface_refused",
             ),
-            (
-                "absent",
-                ask(choices),
-                Road::Plugin,
-                absent,
-                vec![],
-                Wait,
-                "front_end_absent",
-            ),
+            ("absent", ask(choices), Road::Plugin, absent, vec![], Wait, "front_end_absent"),
             (
                 "absent, unable",
                 ask(secret),
@@ -407,11 +352,7 @@ mod tests {
             ),
         ];
         for (name, question, road, audience, tried, showing, rule) in table {
-            assert_eq!(
-                choose(&question, road, &audience, &tried),
-                (showing, rule),
-                "{name}"
-            );
+            assert_eq!(choose(&question, road, &audience, &tried), (showing, rule), "{name}");
         }
     }
 }

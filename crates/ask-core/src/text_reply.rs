@@ -42,8 +42,7 @@ fn parse_form(question: &Question, text: &str) -> TextReply {
         let named = line.split_once(':').and_then(|(name, rest)| {
             let name = name.trim().to_lowercase();
             let prompt = question.prompts.iter().find(|p| {
-                p.id.to_lowercase() == name
-                    || (!p.header.is_empty() && p.header.to_lowercase() == name)
+                p.id.to_lowercase() == name || (!p.header.is_empty() && p.header.to_lowercase() == name)
             })?;
             Some((prompt, rest.trim()))
         });
@@ -55,11 +54,7 @@ fn parse_form(question: &Question, text: &str) -> TextReply {
             None => unnamed.push(line),
         }
     }
-    let open: Vec<&Prompt> = question
-        .prompts
-        .iter()
-        .filter(|p| !answers.contains_key(&p.id))
-        .collect();
+    let open: Vec<&Prompt> = question.prompts.iter().filter(|p| !answers.contains_key(&p.id)).collect();
     if unnamed.len() > open.len() {
         return TextReply::Incomplete(format!(
             "There are {} lines for {} questions. Please answer one question a line.",
@@ -73,12 +68,8 @@ fn parse_form(question: &Question, text: &str) -> TextReply {
             Err(correction) => return TextReply::Incomplete(correction),
         }
     }
-    let missing: Vec<&str> = question
-        .prompts
-        .iter()
-        .filter(|p| p.required && !answers.contains_key(&p.id))
-        .map(name_of)
-        .collect();
+    let missing: Vec<&str> =
+        question.prompts.iter().filter(|p| p.required && !answers.contains_key(&p.id)).map(name_of).collect();
     if missing.is_empty() && !answers.is_empty() {
         return TextReply::Complete(answers);
     }
@@ -132,10 +123,7 @@ fn parse_several(prompt: &Prompt, text: &str) -> Result<Answer, String> {
             }
             None if prompt.allow_other => own.push(part),
             None => {
-                return Err(format!(
-                    "\"{part}\" is not an option. Please choose from: {}.",
-                    labels(prompt)
-                ));
+                return Err(format!("\"{part}\" is not an option. Please choose from: {}.", labels(prompt)));
             }
         }
     }
@@ -148,46 +136,27 @@ fn parse_several(prompt: &Prompt, text: &str) -> Result<Answer, String> {
 
 fn by_label(prompt: &Prompt, text: &str) -> Option<usize> {
     let text = text.to_lowercase();
-    prompt
-        .options
-        .iter()
-        .position(|o| o.label.trim().to_lowercase() == text)
+    prompt.options.iter().position(|o| o.label.trim().to_lowercase() == text)
 }
 
 /// `2`, `2)`, `2.`, `(2)` and `#2` are numbers; anything longer is words.
 fn number(text: &str) -> Option<usize> {
-    let digits = text
-        .trim_start_matches(['(', '#'])
-        .trim_end_matches([')', '.', ':'])
-        .trim();
+    let digits = text.trim_start_matches(['(', '#']).trim_end_matches([')', '.', ':']).trim();
     (!digits.is_empty() && digits.len() <= 3 && digits.bytes().all(|b| b.is_ascii_digit()))
         .then(|| digits.parse().ok())
         .flatten()
 }
 
 fn name_of(prompt: &Prompt) -> &str {
-    if prompt.header.is_empty() {
-        &prompt.id
-    } else {
-        &prompt.header
-    }
+    if prompt.header.is_empty() { &prompt.id } else { &prompt.header }
 }
 
 fn labels(prompt: &Prompt) -> String {
-    prompt
-        .options
-        .iter()
-        .map(|o| o.label.as_str())
-        .collect::<Vec<_>>()
-        .join(", ")
+    prompt.options.iter().map(|o| o.label.as_str()).collect::<Vec<_>>().join(", ")
 }
 
 fn or_words(prompt: &Prompt) -> &'static str {
-    if prompt.allow_other {
-        " or answer in your own words"
-    } else {
-        ""
-    }
+    if prompt.allow_other { " or answer in your own words" } else { "" }
 }
 
 /// The question as plain text, with numbered options.
@@ -202,11 +171,7 @@ pub fn as_text(question: &Question) -> String {
             _ => text.push_str(&format!("**{}: {}**\n", name_of(prompt), prompt.text)),
         }
         for (n, option) in prompt.options.iter().enumerate() {
-            let description = option
-                .description
-                .as_ref()
-                .map(|d| format!(" — {d}"))
-                .unwrap_or_default();
+            let description = option.description.as_ref().map(|d| format!(" — {d}")).unwrap_or_default();
             text.push_str(&format!("{}. {}{description}\n", n + 1, option.label));
         }
     }
@@ -238,10 +203,7 @@ mod tests {
     }
 
     fn form() -> Question {
-        let named = |id: &str| Prompt {
-            id: id.into(),
-            ..Prompt::free_text(id)
-        };
+        let named = |id: &str| Prompt { id: id.into(), ..Prompt::free_text(id) };
         Question::new(vec![named("city"), named("budget")]).unwrap()
     }
 
@@ -271,22 +233,15 @@ mod tests {
 
     #[test]
     fn a_number_out_of_range_is_asked_again() {
-        let TextReply::Incomplete(why) = parse(&colours(), "7") else {
-            panic!()
-        };
-        assert_eq!(
-            why,
-            "There is no option 7. Please choose from 1 to 2 or answer in your own words."
-        );
+        let TextReply::Incomplete(why) = parse(&colours(), "7") else { panic!() };
+        assert_eq!(why, "There is no option 7. Please choose from 1 to 2 or answer in your own words.");
     }
 
     #[test]
     fn own_words_are_refused_where_the_asker_says_so() {
         let mut question = colours();
         question.prompts[0].allow_other = false;
-        let TextReply::Incomplete(why) = parse(&question, "blue") else {
-            panic!()
-        };
+        let TextReply::Incomplete(why) = parse(&question, "blue") else { panic!() };
         assert_eq!(why, "Please choose one of: Red, Green.");
     }
 
@@ -294,42 +249,26 @@ mod tests {
     fn a_multi_select_takes_several_and_a_label_with_a_comma() {
         let mut question = colours();
         question.prompts[0].multiple = true;
-        question.prompts[0]
-            .options
-            .push(Choice::label("Black, matt"));
-        let several = Answer::Given {
-            options: vec![0, 1],
-            other: Some("pink".into()),
-        };
+        question.prompts[0].options.push(Choice::label("Black, matt"));
+        let several = Answer::Given { options: vec![0, 1], other: Some("pink".into()) };
         assert_eq!(one(&question, "1, green, pink, red"), Some(several));
         assert_eq!(one(&question, "black, matt"), Some(Answer::option(2)));
     }
 
     #[test]
     fn a_partial_reply_to_a_form_names_what_is_missing() {
-        let TextReply::Incomplete(why) = parse(&form(), "Lisbon") else {
-            panic!()
-        };
+        let TextReply::Incomplete(why) = parse(&form(), "Lisbon") else { panic!() };
         assert!(why.contains("budget") && !why.contains("city"), "{why}");
-        let answers = [
-            ("city".into(), Answer::text("Lisbon")),
-            ("budget".into(), Answer::text("2000")),
-        ]
-        .into();
+        let answers =
+            [("city".into(), Answer::text("Lisbon")), ("budget".into(), Answer::text("2000"))].into();
         assert_eq!(parse(&form(), "Lisbon\n2000"), TextReply::Complete(answers));
     }
 
     #[test]
     fn a_form_takes_named_lines_in_any_order() {
-        let answers = [
-            ("city".into(), Answer::text("Lisbon")),
-            ("budget".into(), Answer::text("2000")),
-        ]
-        .into();
-        assert_eq!(
-            parse(&form(), "budget: 2000\ncity: Lisbon"),
-            TextReply::Complete(answers)
-        );
+        let answers =
+            [("city".into(), Answer::text("Lisbon")), ("budget".into(), Answer::text("2000"))].into();
+        assert_eq!(parse(&form(), "budget: 2000\ncity: Lisbon"), TextReply::Complete(answers));
     }
 
     proptest! {

@@ -1,0 +1,100 @@
+//! What the adapters of a gateway share: the lease, the last boot id, the public seal key.
+
+use ask_core::key::encode_token;
+use serde::{Deserialize, Serialize};
+
+use crate::connection::{Bus, Expect};
+use crate::error::BusError;
+use crate::names::{self, ADAPTERS};
+use crate::questions::Stored;
+
+/// Who works for a gateway. It saves work and protects nothing: no safety rests on it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// The replica that holds it.
+    pub holder: String,
+    /// Rises with every change of the holder.
+    pub epoch: u64,
+    /// Rises with every renewal, so that the revision moves.
+    pub renewal: u64,
+}
+
+/// The public half of a gateway's seal key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealKey {
+    /// Names the key.
+    pub key_id: String,
+    /// The public key, base64 without padding.
+    pub public: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Boot {
+    boot_id: String,
+}
+
+impl Bus {
+    /// The gateway's lease now.
+    ///
+    /// # Errors
+    /// While the server can't be reached.
+    pub async fn lease(&self, gateway: &str) -> Result<Option<Stored<Lease>>, BusError> {
+        let read = self.read(ADAPTERS, &key(gateway, "lease")).await?;
+        Ok(read.map(|(value, revision)| Stored { value, revision }))
+    }
+
+    /// Takes or renews the lease; `revision` is 0 where there is none.
+    ///
+    /// # Errors
+    /// [`BusError::Conflict`] when another replica was faster.
+    pub async fn write_lease(&self, gateway: &str, lease: &Lease, revision: u64) -> Result<u64, BusError> {
+        self.write(
+            "lease",
+            names::bucket_subject(ADAPTERS, &key(gateway, "lease")),
+            lease,
+            Expect::Revision(revision),
+        )
+        .await
+    }
+
+    /// The gateway process that was seen last.
+    ///
+    /// # Errors
+    /// While the server can't be reached.
+    pub async fn boot_id(&self, gateway: &str) -> Result<Option<String>, BusError> {
+        Ok(self.read::<Boot>(ADAPTERS, &key(gateway, "boot")).await?.map(|(boot, _)| boot.boot_id))
+    }
+
+    /// Remembers the gateway process, after what a new one calls for has been done.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub async fn write_boot_id(&self, gateway: &str, boot_id: &str) -> Result<(), BusError> {
+        let boot = Boot { boot_id: boot_id.into() };
+        self.write("boot", names::bucket_subject(ADAPTERS, &key(gateway, "boot")), &boot, Expect::Nothing)
+            .await
+            .map(drop)
+    }
+
+    /// The key to which secrets for this gateway are sealed.
+    ///
+    /// # Errors
+    /// While the server can't be reached.
+    pub async fn seal_key(&self, gateway: &str) -> Result<Option<SealKey>, BusError> {
+        Ok(self.read(ADAPTERS, &key(gateway, "seal")).await?.map(|(seal, _)| seal))
+    }
+
+    /// Publishes the gateway's seal key. Only `askctl provision` calls it.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub async fn write_seal_key(&self, gateway: &str, seal: &SealKey) -> Result<(), BusError> {
+        self.write("seal", names::bucket_subject(ADAPTERS, &key(gateway, "seal")), seal, Expect::Nothing)
+            .await
+            .map(drop)
+    }
+}
+
+fn key(gateway: &str, what: &str) -> String {
+    format!("{}.{what}", encode_token(gateway))
+}

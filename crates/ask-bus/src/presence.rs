@@ -1,0 +1,55 @@
+//! Who is there. A presence that is not refreshed is gone after some seconds of the reader's own
+//! clock; the bucket's age limit only tidies up.
+
+use ask_core::key::SessionKey;
+use ask_core::wire::Presence;
+
+use crate::connection::{Bus, Expect};
+use crate::error::BusError;
+use crate::names::{self, PRESENCE};
+use crate::watch::{Change, Watch};
+
+/// A change of who is there.
+pub type PresenceChange = Change<Presence>;
+
+impl Bus {
+    /// Says who is there for a session on the stream `stream`; repeated every few seconds.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub async fn write_presence(
+        &self,
+        session: &SessionKey,
+        stream: &str,
+        presence: &Presence,
+    ) -> Result<(), BusError> {
+        let subject = names::bucket_subject(PRESENCE, &presence_key(session, stream));
+        self.write("presence", subject, presence, Expect::Nothing).await.map(drop)
+    }
+
+    /// Says that the stream `stream` of a session has ended.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub async fn clear_presence(&self, session: &SessionKey, stream: &str) -> Result<(), BusError> {
+        let mut headers = async_nats::HeaderMap::new();
+        headers.insert("KV-Operation", "DEL");
+        let subject = names::bucket_subject(PRESENCE, &presence_key(session, stream));
+        let failed = |e: String| BusError::unavailable("presence was not cleared", e);
+        let sent = self
+            .jetstream()
+            .publish_with_headers(subject, headers, "".into())
+            .await
+            .map_err(|e| failed(e.to_string()))?;
+        sent.await.map(drop).map_err(|e| failed(e.to_string()))
+    }
+
+    /// Follows who is there, keyed `<gateway>.<session>.<stream>`.
+    pub fn watch_presence(&self) -> Watch<Presence> {
+        self.watch(PRESENCE, ">")
+    }
+}
+
+fn presence_key(session: &SessionKey, stream: &str) -> String {
+    format!("{session}.{}", ask_core::key::encode_token(stream))
+}

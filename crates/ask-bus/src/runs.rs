@@ -1,0 +1,162 @@
+//! What the runs put out: written by adapters, replayed and followed by emitters.
+
+use ask_core::key::SessionKey;
+use ask_core::wire::RunItem;
+use async_nats::jetstream::consumer::DeliverPolicy;
+use async_nats::jetstream::consumer::push::OrderedConfig;
+use futures::StreamExt;
+use tokio::sync::mpsc;
+
+use crate::connection::{Bus, Expect, decode};
+use crate::error::BusError;
+use crate::names::{self, RUNS};
+
+/// A place in `RUNS`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RunCursor {
+    /// When the stream was created, in milliseconds since 1970: a cursor of another stream means
+    /// nothing.
+    pub created: u64,
+    /// The last sequence number seen.
+    pub sequence: u64,
+}
+
+/// One item and its place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunDelivery {
+    /// The item.
+    pub item: RunItem,
+    /// Its sequence number in `RUNS`.
+    pub sequence: u64,
+}
+
+/// What the runs put out from now on.
+#[derive(Debug)]
+pub struct RunFeed {
+    deliveries: mpsc::Receiver<RunDelivery>,
+    /// Where the feed begins.
+    pub begins: RunCursor,
+}
+
+impl RunFeed {
+    /// The next item; `None` once the process stops.
+    pub async fn next(&mut self) -> Option<RunDelivery> {
+        self.deliveries.recv().await
+    }
+}
+
+impl Bus {
+    /// Puts out an item of a run.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub async fn write_run(&self, item: &RunItem) -> Result<u64, BusError> {
+        self.write("run", names::run(item), item, Expect::Nothing).await
+    }
+
+    /// The end of `RUNS` now.
+    ///
+    /// # Errors
+    /// While the server can't be reached.
+    pub async fn run_cursor(&self) -> Result<RunCursor, BusError> {
+        let stream = self.stream(RUNS).await?;
+        let info = stream.cached_info();
+        let created = (info.created.unix_timestamp_nanos() / 1_000_000) as u64;
+        Ok(RunCursor { created, sequence: info.state.last_sequence })
+    }
+
+    /// What the runs of a session have put out after `after`.
+    ///
+    /// # Errors
+    /// While the server can't be reached.
+    pub async fn replay_runs(&self, session: &SessionKey, after: u64) -> Result<Vec<RunDelivery>, BusError> {
+        let stream = self.stream(RUNS).await?;
+        let broken = |e: String| BusError::unavailable("can't replay RUNS", e);
+        let consumer = stream
+            .create_consumer(self.runs_from(format!("run.{session}.>"), after))
+            .await
+            .map_err(|e| broken(e.to_string()))?;
+        let mut left = consumer.cached_info().num_pending;
+        let mut messages = consumer.messages().await.map_err(|e| broken(e.to_string()))?;
+        let mut items = Vec::with_capacity(left as usize);
+        while left > 0 {
+            let Some(message) = messages.next().await else {
+                return Err(broken("it ended early".into()));
+            };
+            let message = message.map_err(|e| broken(e.to_string()))?;
+            let info = message.info().map_err(|e| broken(e.to_string()))?;
+            left = info.pending;
+            match decode(&message.subject, &message.payload) {
+                Ok(item) => items.push(RunDelivery { item, sequence: info.stream_sequence }),
+                Err(error) => self.park(&message.subject, &error.to_string(), &message.payload).await,
+            }
+        }
+        Ok(items)
+    }
+
+    /// Follows all runs from now on, over reconnects, without a gap: one feed per process.
+    ///
+    /// # Errors
+    /// While the server can't be reached.
+    pub async fn follow_runs(&self) -> Result<RunFeed, BusError> {
+        let begins = self.run_cursor().await?;
+        let (send, deliveries) = mpsc::channel(4096);
+        let bus = self.clone();
+        tokio::spawn(async move {
+            let mut after = begins.sequence;
+            while !send.is_closed() {
+                if let Err(error) = bus.feed_runs(&mut after, &send).await {
+                    tracing::warn!(%error, "the feed of RUNS broke; going on from {after}");
+                    tokio::time::sleep(std::time::Duration::from_millis(250)).await;
+                }
+            }
+        });
+        Ok(RunFeed { deliveries, begins })
+    }
+
+    async fn feed_runs(&self, after: &mut u64, send: &mpsc::Sender<RunDelivery>) -> Result<(), BusError> {
+        let mut connections = self.connections();
+        connections.mark_unchanged();
+        let stream = self.stream(RUNS).await?;
+        let last = stream.cached_info().state.last_sequence;
+        if last < *after {
+            // The stream was made anew, or lost its last moments in a crash of the server.
+            *after = last;
+        }
+        let broken = |e: String| BusError::unavailable("can't follow RUNS", e);
+        let consumer = stream
+            .create_consumer(self.runs_from("run.>".into(), *after))
+            .await
+            .map_err(|e| broken(e.to_string()))?;
+        let mut messages = consumer.messages().await.map_err(|e| broken(e.to_string()))?;
+        loop {
+            let message = tokio::select! {
+                _ = connections.changed() => return Ok(()),
+                () = send.closed() => return Ok(()),
+                message = messages.next() => match message {
+                    Some(message) => message.map_err(|e| broken(e.to_string()))?,
+                    None => return Ok(()),
+                },
+            };
+            let sequence = message.info().map_err(|e| broken(e.to_string()))?.stream_sequence;
+            *after = sequence;
+            match decode(&message.subject, &message.payload) {
+                Ok(item) => {
+                    if send.send(RunDelivery { item, sequence }).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                Err(error) => self.park(&message.subject, &error.to_string(), &message.payload).await,
+            }
+        }
+    }
+
+    fn runs_from(&self, filter_subject: String, after: u64) -> OrderedConfig {
+        OrderedConfig {
+            deliver_subject: self.client().new_inbox(),
+            filter_subject,
+            deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: after + 1 },
+            ..Default::default()
+        }
+    }
+}

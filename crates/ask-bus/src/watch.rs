@@ -1,0 +1,159 @@
+//! Following a bucket from the last value per key, without a gap.
+
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::DeliverPolicy;
+use async_nats::jetstream::consumer::push::OrderedConfig;
+use futures::StreamExt;
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+
+use crate::connection::{Bus, decode};
+use crate::error::BusError;
+use crate::names;
+
+/// One change of a bucket.
+#[derive(Debug)]
+pub enum Change<T> {
+    /// The value of a key now. After a reconnect it may be one that is known already.
+    Put {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: Box<T>,
+        /// Its revision.
+        revision: u64,
+    },
+    /// The key has no value any more.
+    Deleted {
+        /// The key.
+        key: String,
+    },
+    /// All keys have been sent once: after the start, and again after each reconnect.
+    Loaded,
+}
+
+/// The changes of a bucket. Ends only when it is dropped.
+#[derive(Debug)]
+pub struct Watch<T> {
+    changes: mpsc::Receiver<Change<T>>,
+}
+
+impl<T> Watch<T> {
+    /// The next change; `None` once the process stops.
+    pub async fn next(&mut self) -> Option<Change<T>> {
+        self.changes.recv().await
+    }
+}
+
+impl Bus {
+    /// Follows the keys of `bucket` that match `filter` (`>` for all).
+    pub(crate) fn watch<T: DeserializeOwned + Send + 'static>(
+        &self,
+        bucket: &'static str,
+        filter: &str,
+    ) -> Watch<T> {
+        let (send, changes) = mpsc::channel(1024);
+        let (bus, filter) = (self.clone(), names::bucket_subject(bucket, filter));
+        tokio::spawn(async move {
+            while !send.is_closed() {
+                if let Err(error) = bus.follow(bucket, &filter, &send).await {
+                    tracing::warn!(bucket, %error, "the watch broke; loading again");
+                    tokio::time::sleep(Duration::from_millis(250)).await;
+                }
+            }
+        });
+        Watch { changes }
+    }
+
+    /// Loads and follows until the connection changes or breaks.
+    async fn follow<T: DeserializeOwned>(
+        &self,
+        bucket: &str,
+        filter: &str,
+        send: &mpsc::Sender<Change<T>>,
+    ) -> Result<(), BusError> {
+        let mut connections = self.connections();
+        connections.mark_unchanged();
+        let stream = self.stream(&names::bucket_stream(bucket)).await?;
+        let config = OrderedConfig {
+            deliver_subject: self.client().new_inbox(),
+            filter_subject: filter.into(),
+            deliver_policy: DeliverPolicy::LastPerSubject,
+            ..Default::default()
+        };
+        let broken = |e: String| BusError::unavailable(format!("can't follow the bucket {bucket}"), e);
+        let consumer = stream.create_consumer(config).await.map_err(|e| broken(e.to_string()))?;
+        let mut to_load = consumer.cached_info().num_pending;
+        let mut messages = consumer.messages().await.map_err(|e| broken(e.to_string()))?;
+        if to_load == 0 && send.send(Change::Loaded).await.is_err() {
+            return Ok(());
+        }
+        let prefix = names::bucket_subject(bucket, "");
+        loop {
+            let message = tokio::select! {
+                _ = connections.changed() => return Ok(()),
+                () = send.closed() => return Ok(()),
+                message = messages.next() => match message {
+                    Some(message) => message.map_err(|e| broken(e.to_string()))?,
+                    None => return Ok(()),
+                },
+            };
+            let key = message.subject.strip_prefix(prefix.as_str()).unwrap_or(&message.subject).to_owned();
+            let revision = message.info().map_err(|e| broken(e.to_string()))?.stream_sequence;
+            let deleted = message
+                .headers
+                .as_ref()
+                .is_some_and(|h| h.get("KV-Operation").is_some() || h.get("Nats-Marker-Reason").is_some());
+            let change = if deleted {
+                Some(Change::Deleted { key })
+            } else {
+                match decode(&message.subject, &message.payload) {
+                    Ok(value) => Some(Change::Put { key, value: Box::new(value), revision }),
+                    Err(error) => {
+                        self.park(&message.subject, &error.to_string(), &message.payload).await;
+                        None
+                    }
+                }
+            };
+            if let Some(change) = change
+                && send.send(change).await.is_err()
+            {
+                return Ok(());
+            }
+            if to_load > 0 {
+                to_load -= 1;
+                if to_load == 0 && send.send(Change::Loaded).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// The values of all keys that match `filter` now, with their keys and revisions.
+    pub(crate) async fn read_all<T: DeserializeOwned + Send + 'static>(
+        &self,
+        bucket: &'static str,
+        filter: &str,
+    ) -> Result<Vec<(String, T, u64)>, BusError> {
+        let mut values = Vec::new();
+        let (send, mut changes) = mpsc::channel(256);
+        let (bus, filter) = (self.clone(), names::bucket_subject(bucket, filter));
+        let follow = tokio::spawn(async move { bus.follow(bucket, &filter, &send).await });
+        while let Some(change) = changes.recv().await {
+            match change {
+                Change::Put { key, value, revision } => values.push((key, *value, revision)),
+                Change::Deleted { .. } => {}
+                Change::Loaded => return Ok(values),
+            }
+        }
+        let broke = || {
+            BusError::unavailable(
+                format!("the bucket {bucket} was not read to its end"),
+                "the connection changed",
+            )
+        };
+        follow.await.map_err(|_| broke())??;
+        Err(broke())
+    }
+}
