@@ -51,6 +51,11 @@ class StackError(Exception):
 class Part:
     """One process of the stack: started, stopped, killed and started again under the same name."""
 
+    # OpenClaw gives itself up when it gets no processor for five seconds while it starts;
+    # with this status it refuses its configuration.
+    may_give_up = frozenset({"openclaw"})
+    refused_config = 78
+
     def __init__(self, name: str, command: list, env: dict[str, str], ready_url: str, log: Path):
         self.name = name
         self.command = [str(word) for word in command]
@@ -67,6 +72,11 @@ class Part:
         """Starts the process and, unless `wait` is false, returns when it is ready."""
         if self.running:
             raise StackError(f"{self.name} is running already")
+        self._spawn()
+        if wait:
+            self.wait_ready()
+
+    def _spawn(self) -> None:
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 self.command,
@@ -77,17 +87,17 @@ class Part:
                 # Out of the terminal's group: Ctrl-C reaches us alone, and we stop it in order.
                 start_new_session=True,
             )
-        if wait:
-            self.wait_ready()
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + READY_WITHIN_S
         while not _answers(self.ready_url):
-            if not self.running:
-                raise StackError(f"{self.name} ended with status {self.process.returncode}:\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 raise StackError(f"{self.name} is not ready after {READY_WITHIN_S} s ({self.ready_url}):\n{self.log_tail()}")
-            time.sleep(0.05)
+            if not self.running:
+                if self.name not in self.may_give_up or self.process.returncode == self.refused_config:
+                    raise StackError(f"{self.name} ended with status {self.process.returncode}:\n{self.log_tail()}")
+                self._spawn()
+            time.sleep(0.1)
 
     def stop(self) -> None:
         """Asks the process to end and waits for it; kills it when it takes too long."""

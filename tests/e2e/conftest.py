@@ -1,0 +1,21 @@
+"""The full stack, once for all tests that ask for it."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy" / "local"))
+from stack import STATE, Stack  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def full_stack():
+    """Every part, the real ones where there are real ones. Its folder, with all logs, stays afterwards."""
+    folder = STATE / "e2e"
+    shutil.rmtree(folder, ignore_errors=True)
+    stack = Stack(folder, collect_spans=True)
+    stack.start()
+    yield stack
+    stack.stop()
