@@ -185,7 +185,7 @@ def _run(name: str, part: Path, command: list, **env: str) -> None:
         raise PeerError(
             f"{name} could not be installed:\n{tail}\n"
             f"all output: {log}. With no network, or behind a proxy that needs settings of its own, "
-            "set up pip and npm for it; then run the same command again"
+            "set up pip, uv and npm for it; then run the same command again"
         )
 
 

@@ -203,12 +203,13 @@ class Stack:
 
     def stop(self) -> None:
         """Stops all parts, the bus last."""
+        if not self._lock:
+            return
         for part in reversed(self.parts.values()):
             part.stop()
         self._remember_processes()
-        if self._lock:
-            self._lock.close()
-            self._lock = None
+        self._lock.close()
+        self._lock = None
 
     def restart(self, name: str) -> None:
         self[name].restart()
@@ -272,11 +273,13 @@ class Stack:
     # ---- what is kept in the folder ----------------------------------------------------------
 
     def _take_lock(self) -> None:
-        self._lock = open(self.folder / "lock", "w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StackError(f"a stack is running on {self.folder} already: `./dev down` stops it") from None
+        lock = open(self.folder / "lock", "a")
+        if not _try_lock(lock):
+            lock.close()
+            raise StackError(f"a stack is running on {self.folder} already: `./dev down` stops it")
+        lock.truncate(0)
+        print(os.getpid(), file=lock, flush=True)
+        self._lock = lock
 
     def _load_settings(self) -> None:
         """Tokens, accounts and ports: made once, so that a restart changes nothing for anybody."""
@@ -287,16 +290,16 @@ class Stack:
 
     def _remember_processes(self) -> None:
         alive = {name: part.process.pid for name, part in self.parts.items() if part.running}
-        started = {name: {"pid": pid, "started": _started(pid)} for name, pid in alive.items()}
-        (self.folder / "processes.json").write_text(json.dumps({"stack": os.getpid(), "parts": started}))
+        processes = {name: {"pid": pid, "started": _started(pid)} for name, pid in alive.items()}
+        (self.folder / "processes.json").write_text(json.dumps(processes))
 
     def _end_leftovers(self) -> None:
         """Ends the parts of a stack that was itself killed."""
         with contextlib.suppress(FileNotFoundError):
-            for name, it in json.loads((self.folder / "processes.json").read_text())["parts"].items():
-                if _started(it["pid"]) == it["started"]:
-                    peers.say(f"{name}: ending the process {it['pid']} left by a stack that was killed")
-                    os.kill(it["pid"], signal.SIGKILL)
+            for name, process in json.loads((self.folder / "processes.json").read_text()).items():
+                if _started(process["pid"]) == process["started"]:
+                    peers.say(f"{name}: ending the process {process['pid']} left by a stack that was killed")
+                    os.kill(process["pid"], signal.SIGKILL)
 
     # ---- parts and their configuration -------------------------------------------------------
 
@@ -605,30 +608,28 @@ Kill any process of it and see it come back. Ctrl-C stops everything."""
 
 
 def down() -> None:
-    file = STATE / "up/processes.json"
-    try:
-        stack = json.loads(file.read_text())
-    except FileNotFoundError:
+    stack = Stack(STATE / "up")
+    if not stack.folder.exists():
         peers.say("askbus: nothing was started here")
         return
-    with open(file.parent / "lock", "a") as lock:
-        if not _locked_by_another(lock):
+    with open(stack.folder / "lock", "a+") as lock:
+        if _try_lock(lock):
+            stack._end_leftovers()
             peers.say("askbus: not running")
-            Stack(file.parent)._end_leftovers()
             return
-        os.kill(stack["stack"], signal.SIGTERM)
+        lock.seek(0)
+        os.kill(int(lock.read()), signal.SIGTERM)
         peers.say("askbus: stopping (up to a minute)")
         fcntl.flock(lock, fcntl.LOCK_EX)
     peers.say("askbus: stopped")
 
 
-def _locked_by_another(lock) -> bool:
+def _try_lock(file) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    fcntl.flock(lock, fcntl.LOCK_UN)
-    return False
+        return False
+    return True
 
 
 def main(arguments: list[str]) -> int:
