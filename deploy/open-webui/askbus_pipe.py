@@ -42,6 +42,7 @@ LINE_LIMIT = 8 * 2**20
 CARDS = {"card", "form"}
 DIALOGS = {"confirm", "masked", "input", "select"}
 AGAIN = object()  # a call that ended without anybody's decision
+DECLINED = {"declined": True}
 CANCELLED = object()  # Cancel, or the browser's own cancel on a change of chat
 
 # The browser has one slot for dialogs: a second one would replace the first, whose call never returns.
@@ -56,11 +57,11 @@ def turn_text(messages):
     """The last user message as (text, attachments)."""
     content = next((m.get("content") for m in reversed(messages) if m.get("role") == "user"), None)
     if content is None or isinstance(content, str):
-        return content or "", []
+        return without_image_tags(content or ""), []
     texts, attachments = [], []
     for block in content:
         if block.get("type") == "text":
-            texts.append(block.get("text") or "")
+            texts.append(without_image_tags(block.get("text") or ""))
         elif block.get("type") == "image_url":
             url = (block.get("image_url") or {}).get("url") or ""
             data = re.fullmatch(r"data:([\w.+-]+/[\w.+-]+)(?:;[^,;]*)*;base64,(.*)", url, re.S)
@@ -70,7 +71,18 @@ def turn_text(messages):
                 attachments.append({"name": name, "mime": mime, "data": data[2]})
             elif url:
                 texts.append(url)
-    return "\n".join(texts), attachments
+    return "\n".join(filter(None, texts)), attachments
+
+
+def without_image_tags(text):
+    """Open WebUI puts a list of the attached files before the text. Images travel with the turn; the
+    names of other files stay, so that the agent knows of them."""
+    listed = re.match(r"<attached_files>\n(.*?)\n</attached_files>\s*", text, re.S)
+    if not listed:
+        return text
+    others = [tag for tag in listed[1].splitlines() if ' content_type="image/' not in tag]
+    head = f"<attached_files>\n{chr(10).join(others)}\n</attached_files>\n\n" if others else ""
+    return head + text[listed.end() :]
 
 
 def durable_answer(messages):
@@ -309,7 +321,7 @@ def form_reply(ask, result):
     if not isinstance(result, dict) or result.get("error"):
         return AGAIN
     if result.get("action") == "decline":
-        return {"declined": True}
+        return DECLINED
     if result.get("action") != "accept":
         return CANCELLED
     content, answers = result.get("content") or {}, {}
@@ -335,7 +347,7 @@ def dialog_reply(ask, prompt, result):
         if result is True:
             return {"index": yes} if labels else {"text": "yes"}
         # Cancel, Escape and a click outside look alike: none of them is an answer.
-        return {"declined": True}
+        return DECLINED
     if result is False:
         return CANCELLED
     if not isinstance(result, str) or not result.strip():
@@ -728,7 +740,6 @@ class Turn:
         """Shows a question until somebody has decided it, and hands the decision in."""
         ask = shown.ask
         question = ask["question"]
-        await self.status("Waiting for your answer", False)
         try:
             while True:
                 reply = await self.answer(shown)
@@ -738,7 +749,6 @@ class Turn:
                 if result or question in self.settled:
                     self.gone(shown, result or "Question closed")
                     break
-                await self.status("Waiting for your answer", False)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # never with its text: it may hold what was typed
@@ -750,48 +760,57 @@ class Turn:
 
     async def answer(self, shown):
         """A reply, once there is one."""
-        ask, answers = shown.ask, {}
-        pending = list(ask["prompts"])
+        slot = contextlib.nullcontext()
+        if shown.ask["surface"] in DIALOGS:
+            slot = dialog_slots.setdefault(self.body["chat"], asyncio.Lock())
         switched = asyncio.ensure_future(shown.switched.wait())
         try:
-            while True:
-                while self.viewer is None and not switched.done():
-                    await asyncio.wait({switched}, timeout=POLL_S)
-                if switched.done():
-                    return {"cancelled": "chat_switch"}
-                if ask["surface"] in DIALOGS:
-                    async with dialog_slots.setdefault(self.body["chat"], asyncio.Lock()):
-                        result = await self.call(shown, dialog_event(ask, pending[0]))
-                    decision = AGAIN if result is AGAIN else dialog_reply(ask, pending[0], result)
-                    if isinstance(result, str) and decision is AGAIN:
-                        await self.toast("warning", "Enter a value, or press Cancel.")
-                else:
-                    event, read = (form_event, form_reply) if ask["surface"] == "form" else (card_event, card_reply)
-                    result = await self.call(shown, event(ask))
-                    decision = AGAIN if result is AGAIN else read(ask, result)
-                refusal = decision is CANCELLED or (isinstance(decision, dict) and "declined" in decision)
-                if refusal:
-                    # The browser cancels by itself when it changes to another chat.
-                    await asyncio.sleep(SETTLE_S)
-                    await self.look()
-                    if self.viewer is None or shown.took_s < HUMAN_S:
-                        decision = AGAIN
-                if decision is AGAIN:
-                    await asyncio.sleep(POLL_S)
-                    continue
-                self.delivered(shown)
-                if decision is CANCELLED:
-                    return {"cancelled": "user"}
-                if "declined" in decision or "answers" in decision:
-                    return decision
-                answers[pending.pop(0)["id"]] = decision
-                if not pending:
-                    return {"answers": answers}
+            async with slot:
+                await self.status("Waiting for your answer", False)
+                return await self.decision(shown, switched)
         finally:
             switched.cancel()
 
-    async def call(self, shown, event):
-        """One event call; AGAIN when the viewer went away, or the card must be shown anew."""
+    async def decision(self, shown, switched):
+        """Shows the question, again and again, until a person or a change of chat has decided it."""
+        ask, answers = shown.ask, {}
+        pending = list(ask["prompts"])  # those without an answer; a dialog asks one at a time
+        while True:
+            while self.viewer is None and not switched.done():
+                await asyncio.wait({switched}, timeout=POLL_S)
+            if switched.done():
+                return {"cancelled": "chat_switch"}
+            decision = await self.show_once(shown, pending[0])
+            if decision is CANCELLED or decision == DECLINED:
+                # The browser cancels by itself when it changes to another chat.
+                await asyncio.sleep(SETTLE_S)
+                await self.look()
+                if self.viewer is None or shown.took_s < HUMAN_S:
+                    decision = AGAIN
+            if decision is AGAIN:
+                await asyncio.sleep(POLL_S)
+                continue
+            self.delivered(shown)
+            if decision is CANCELLED:
+                return {"cancelled": "user"}
+            if decision == DECLINED or "answers" in decision:
+                return decision
+            answers[pending.pop(0)["id"]] = decision
+            if not pending:
+                return {"answers": answers}
+
+    async def show_once(self, shown, prompt):
+        """A decision, AGAIN or CANCELLED; dialogs give the answer to `prompt` alone."""
+        ask = shown.ask
+        if ask["surface"] == "card":
+            return await self.call(shown, card_event(ask), lambda result: card_reply(ask, result))
+        if ask["surface"] == "form":
+            return await self.call(shown, form_event(ask), lambda result: form_reply(ask, result))
+        return await self.call(shown, dialog_event(ask, prompt), lambda result: dialog_reply(ask, prompt, result))
+
+    async def call(self, shown, event, read):
+        """One event call, its result as `read` understands it; AGAIN when the viewer went away, or the
+        card must be shown anew."""
         self.metadata["session_id"] = self.viewer
         task = asyncio.ensure_future(self.event_call(event))
         begun = time.monotonic()
@@ -813,7 +832,7 @@ class Turn:
         if task.exception():
             log.error("event call for %s failed: %s", shown.ask["question"], type(task.exception()).__name__)
             return AGAIN
-        return task.result()
+        return read(task.result())
 
     async def hand_in(self, shown, reply):
         """Repeats `reply` until it is decided upon; returns the status line that closes the question,

@@ -39,6 +39,20 @@ class Messages(unittest.TestCase):
         self.assertEqual(text, "look\nhttps://example.org/a.png")
         self.assertEqual(attachments, [{"name": "image-1.svg", "mime": "image/svg+xml", "data": "QUJD"}])
 
+    def test_open_webuis_file_list_keeps_what_is_not_passed_on(self):
+        image = '<file type="file" id="1" url="1" content_type="image/png" name="dot.png"/>'
+        report = '<file type="file" id="2" url="2" content_type="application/pdf" name="report.pdf"/>'
+
+        def text(*tags):
+            listed = "<attached_files>\n" + "\n".join(tags) + "\n</attached_files>\n\n"
+            blocks = [{"type": "text", "text": listed}, {"type": "text", "text": "look"}]
+            self.assertEqual(pipe.turn_text([{"role": "user", "content": listed + "look"}])[0].split(), pipe.turn_text([{"role": "user", "content": blocks}])[0].split())
+            return pipe.turn_text([{"role": "user", "content": listed + "look"}])[0]
+
+        self.assertEqual(text(image), "look")
+        self.assertNotIn("dot.png", text(image, report))
+        self.assertIn("report.pdf", text(image, report))
+
     def test_no_user_message_is_empty_text(self):
         self.assertEqual(pipe.turn_text([{"role": "system", "content": "be nice"}]), ("", []))
 
