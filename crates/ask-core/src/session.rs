@@ -30,6 +30,9 @@ pub struct Session {
     pub bound_at: Timestamp,
     /// How many messages were routed in all.
     pub count: u64,
+    /// Messages up to this number were stopped: what was not sent yet is not sent (rule S10).
+    #[serde(default)]
+    pub stopped_through: u64,
     /// The last [`MAX_MESSAGES`] messages, oldest first.
     pub messages: VecDeque<RoutedMessage>,
 }
@@ -122,6 +125,11 @@ impl Session {
         next
     }
 
+    /// The session with everything stopped that was said so far.
+    pub fn stopped(&self) -> Self {
+        Self { stopped_through: self.count, ..self.clone() }
+    }
+
     /// The session with the decision of an answer rewritten to late; `None` when there is nothing
     /// to rewrite.
     pub fn answer_was_late(&self, id: &str) -> Option<Self> {
@@ -149,6 +157,7 @@ mod tests {
             surfaces: BTreeSet::new(),
             bound_at: Timestamp(0),
             count: 0,
+            stopped_through: 0,
             messages: VecDeque::new(),
         }
     }

@@ -254,6 +254,8 @@ pub struct ChatItem {
     pub message: String,
     /// Its run id and idempotency key.
     pub run: String,
+    /// Its number in the session; not sent when the session was stopped through it (rule S10).
+    pub number: u64,
     /// How it is sent.
     pub send: SendBy,
     /// What was typed.
