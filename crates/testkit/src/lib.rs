@@ -3,10 +3,15 @@
 //! Nothing here knows askbus: it depends on none of its crates, and no product crate depends on
 //! it. Each part can be started many times in one process.
 
+pub mod gateway;
 pub mod model;
 pub mod nats;
 pub mod otlp;
 pub mod script;
+
+/// Below the range from which the kernel takes ports for outgoing connections: while a server is
+/// down, a reconnecting client can then neither take its port nor connect to itself.
+const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
 /// An HTTP client for the parts of this crate and for tests.
 ///

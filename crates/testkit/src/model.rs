@@ -124,18 +124,19 @@ async fn complete(State(provider): State<Arc<Provider>>, Json(request): Json<Val
 
 /// What the model says, and the tools that it calls after that.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Answer {
-    text: Vec<Text>,
-    calls: Vec<Call>,
+pub(crate) struct Answer {
+    pub(crate) text: Vec<Text>,
+    pub(crate) calls: Vec<Call>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Text {
+pub(crate) enum Text {
     Now(String),
     Slow(usize),
 }
 
-fn answer(messages: &[Value]) -> Answer {
+/// What comes next in a conversation, given as the API has it.
+pub(crate) fn answer(messages: &[Value]) -> Answer {
     let turn = current_turn(messages);
     let scripted = turn.iter().enumerate().rev().find_map(|(at, message)| {
         let is_user = message["role"] == "user";

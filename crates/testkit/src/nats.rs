@@ -11,9 +11,8 @@ use rand::Rng;
 use serde::Deserialize;
 use tempfile::TempDir;
 
-/// Below the range from which the kernel takes ports for outgoing connections: while the server
-/// is down, a reconnecting client can then neither take its port nor connect to itself.
-const PORTS: std::ops::Range<u16> = 20_000..32_000;
+use crate::PORTS;
+
 const READY_WITHIN: Duration = Duration::from_secs(20);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
