@@ -21,20 +21,38 @@ pub struct Provisioning {
     pub replicas: usize,
 }
 
+/// One thing that is there now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Provisioned {
+    /// What it is, e.g. `stream CHAT`.
+    pub what: String,
+    /// It was there before.
+    pub existed: bool,
+}
+
 impl Bus {
-    /// Makes or updates every bucket, stream and consumer.
+    /// Makes or updates every bucket, stream and consumer, and lists them.
     ///
     /// # Errors
     /// What the server refused, by name.
-    pub async fn provision(&self, what: &Provisioning) -> Result<(), BusError> {
+    pub async fn provision(&self, what: &Provisioning) -> Result<Vec<Provisioned>, BusError> {
+        let mut all = Vec::new();
         for config in streams(what.replicas) {
             let name = config.name.clone();
+            let existed = match self.stream(&name).await {
+                Ok(_) => true,
+                Err(BusError::NotProvisioned { .. }) => false,
+                Err(error) => return Err(error),
+            };
+            all.push(Provisioned { what: format!("stream {name}"), existed });
             let made = self.jetstream().create_or_update_stream(config).await;
             made.map_err(|e| BusError::unavailable(format!("the stream {name} was not made"), e))?;
         }
         let chat = self.stream(CHAT).await?;
         for gateway in &what.gateways {
             let name = names::chat_consumer(gateway);
+            let existed = chat.get_consumer::<pull::Config>(&name).await.is_ok();
+            all.push(Provisioned { what: format!("consumer {name} of CHAT"), existed });
             let config = pull::Config {
                 durable_name: Some(name.clone()),
                 filter_subject: format!("chat.{}.>", encode_token(gateway)),
@@ -47,7 +65,7 @@ impl Bus {
             let made = chat.create_consumer(config).await;
             made.map_err(|e| BusError::unavailable(format!("the consumer {name} was not made"), e))?;
         }
-        Ok(())
+        Ok(all)
     }
 }
 
@@ -87,7 +105,7 @@ fn streams(replicas: usize) -> Vec<Config> {
         Config {
             description: Some("who looks at which chat now".into()),
             max_age: Duration::from_secs(60),
-            persist_mode: persist_mode.clone(),
+            persist_mode,
             ..bucket(PRESENCE, 1)
         },
         Config { description: Some("leases, boot ids, public seal keys".into()), ..bucket(ADAPTERS, 1) },

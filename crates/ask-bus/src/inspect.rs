@@ -1,0 +1,61 @@
+//! What operators look at: the connection, the server, the services on it.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use serde::Deserialize;
+
+use crate::connection::{Bus, decode};
+use crate::error::BusError;
+
+/// One running instance of a NATS micro service.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct ServiceInstance {
+    /// The service's name, e.g. `ask-router`.
+    pub name: String,
+    /// The instance's id.
+    pub id: String,
+    /// Its version.
+    pub version: String,
+}
+
+impl Bus {
+    /// Waits for the connection; false when there is none `within` this time.
+    pub async fn connected(&self, within: Duration) -> bool {
+        let mut connections = self.connections();
+        let first = connections.wait_for(|count| *count > 0);
+        self.is_connected() || tokio::time::timeout(within, first).await.is_ok_and(|ended| ended.is_ok())
+    }
+
+    /// The version of the server that this connection goes to; empty before the first one.
+    pub fn server_version(&self) -> String {
+        self.client().server_info().version
+    }
+
+    /// The micro services that answer a ping `within` this time.
+    ///
+    /// # Errors
+    /// While the server can't be reached.
+    pub async fn services(&self, within: Duration) -> Result<Vec<ServiceInstance>, BusError> {
+        let failed = |e: String| BusError::unavailable("the services were not asked", e);
+        let inbox = self.client().new_inbox();
+        let mut answers = self.client().subscribe(inbox.clone()).await.map_err(|e| failed(e.to_string()))?;
+        let sent = self.client().publish_with_reply("$SRV.PING", inbox, "".into()).await;
+        sent.map_err(|e| failed(e.to_string()))?;
+        let mut found = Vec::new();
+        let collect = async {
+            while let Some(answer) = answers.next().await {
+                // Without any service the server itself answers at once.
+                if answer.status == Some(async_nats::StatusCode::NO_RESPONDERS) {
+                    return;
+                }
+                if let Ok(instance) = decode(&answer.subject, &answer.payload) {
+                    found.push(instance);
+                }
+            }
+        };
+        // How many there are is not known, so that all the time is waited.
+        let _ = tokio::time::timeout(within, collect).await;
+        Ok(found)
+    }
+}
