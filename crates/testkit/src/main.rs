@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use testkit::gateway::{GatewayOptions, PluginEndpoint, ScriptedGateway};
 use testkit::model::{ModelOptions, ScriptedModel};
 use testkit::otlp::OtlpSink;
 
-/// Scripted peers of askbus: model provider and span collector.
+/// Scripted peers of askbus: OpenClaw Gateway, model provider, span collector.
 #[derive(Parser)]
 #[command(version)]
 struct Cli {
@@ -27,6 +28,25 @@ enum Peer {
         #[arg(long)]
         piece: Option<usize>,
     },
+    /// OpenClaw Gateway whose agent does what messages say; prints what each tool call got as a line
+    /// of JSON, without secret values
+    Gateway {
+        /// Address to serve
+        #[arg(long, default_value = "127.0.0.1:18789")]
+        listen: SocketAddr,
+        /// Shared token that clients must send
+        #[arg(long, env = "OPENCLAW_GATEWAY_TOKEN", hide_env_values = true)]
+        token: String,
+        /// Name that its plugin gives as the gateway's
+        #[arg(long, default_value = "openclaw")]
+        name: String,
+        /// Where its plugin finds gateway-adapter; without it there is no request_user_input
+        #[arg(long, value_name = "URL", requires = "plugin_token")]
+        plugin_endpoint: Option<String>,
+        /// Token that its plugin sends
+        #[arg(long, env = "ASKBUS_PLUGIN_TOKEN", hide_env_values = true)]
+        plugin_token: Option<String>,
+    },
     /// OTLP/gRPC collector that prints each span as a line of JSON
     Otlp {
         /// Address to serve
@@ -43,11 +63,36 @@ async fn main() -> Result<()> {
             eprintln!("scripted model at {}", model.url());
             stopped().await
         }
+        Peer::Gateway { listen, token, name, plugin_endpoint, plugin_token } => {
+            let plugin = plugin_endpoint.map(|url| PluginEndpoint {
+                url,
+                token: plugin_token.unwrap_or_default(),
+                handles: true,
+            });
+            let options =
+                GatewayOptions { listen: Some(listen), token, name, plugin, ..GatewayOptions::default() };
+            let gateway = ScriptedGateway::start(options).await?;
+            eprintln!("scripted gateway at {}", gateway.url());
+            tokio::select! { ended = print_outcomes(&gateway) => ended, ended = stopped() => ended }
+        }
         Peer::Otlp { listen } => {
             let sink = OtlpSink::listen(listen).await?;
             eprintln!("span collector at {}", sink.endpoint());
             tokio::select! { ended = print_spans(&sink) => ended, ended = stopped() => ended }
         }
+    }
+}
+
+async fn print_outcomes(gateway: &ScriptedGateway) -> Result<()> {
+    let mut printed = 0;
+    loop {
+        let more = |gateway: &ScriptedGateway| gateway.outcomes().len() > printed;
+        gateway.until(more, Duration::from_secs(3600)).await;
+        let outcomes = gateway.outcomes();
+        for outcome in &outcomes[printed..] {
+            println!("{}", serde_json::to_string(outcome)?);
+        }
+        printed = outcomes.len();
     }
 }
 
