@@ -37,10 +37,12 @@ SILENCE_S = 30.0  # three missed pings
 RETRY_S = (0.25, 5.0)
 REPORT_FOR_S = 60.0  # how long a report is repeated after its turn is gone
 LEFT_WAIT_S = 1.0
+TRACE_WAIT_S = 1.0
 LINE_LIMIT = 8 * 2**20
 
 CARDS = {"card", "form"}
 DIALOGS = {"confirm", "masked", "input", "select"}
+ASKS = "OpenClaw asks"
 AGAIN = object()  # a call that ended without anybody's decision
 DECLINED = {"declined": True}
 CANCELLED = object()  # Cancel, or the browser's own cancel on a change of chat
@@ -133,9 +135,7 @@ def surfaces(live, saved, stream, cards):
 
 # ---- A question to what Open WebUI shows -----------------------------------------------------
 
-APPROVING = re.compile(
-    r"\W*(yes|allow|always|approve|accept|confirm|grant|permit|authori[sz]e|trust|proceed)\b", re.I
-)
+APPROVING = re.compile(r"\W*(yes|allow|always|approve|accept|confirm|grant|permit|authori[sz]e|trust|proceed)\b", re.I)
 
 
 def option_order(options):
@@ -154,10 +154,6 @@ def one_line(text, limit=None):
     return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
 
 
-def headline(ask):
-    return ask.get("title") or "OpenClaw asks"
-
-
 def card_event(ask):
     questions = []
     for prompt in ask["prompts"]:
@@ -165,7 +161,7 @@ def card_event(ask):
         questions.append(
             {
                 "id": prompt["id"],
-                "header": prompt.get("header") or headline(ask),
+                "header": prompt.get("header") or ASKS,
                 "question": prompt["text"],
                 "options": [
                     {"label": options[i]["label"], "description": options[i].get("description") or ""}
@@ -199,7 +195,7 @@ def form_event(ask):
         properties[key] = field
         own_words = bool(options) and prompt.get("allow_other", True)
         if own_words:
-            properties[f"{key}~other"] = {"type": "string", "title": "Other", "description": "Your own words instead"}
+            properties[f"{key}~other"] = {"type": "string", "title": "Other", "description": "Your own words"}
         elif needed:
             required.append(key)
             if field["type"] == "array":
@@ -208,8 +204,8 @@ def form_event(ask):
         "type": "request:elicitation",
         "data": {
             "mode": "form",
-            "server_name": headline(ask),
-            "message": headline(ask) if several else ask["prompts"][0]["text"],
+            "server_name": ASKS,
+            "message": "" if several else ask["prompts"][0]["text"],
             "requestedSchema": {"type": "object", "properties": properties, "required": required},
             "timeout_ms": CARD_TIMEOUT_MS,
         },
@@ -220,18 +216,24 @@ def dialog_event(ask, prompt):
     """One dialog for one prompt. A secret is masked whatever the surface says."""
     options = prompt.get("options") or []
     # An empty message would be replaced by Open WebUI's "This action cannot be undone".
-    data = {"title": prompt.get("header") or headline(ask), "message": prompt["text"].strip() or headline(ask)}
+    data = {"title": prompt.get("header") or ASKS, "message": prompt["text"].strip() or ASKS}
     if prompt.get("secret"):
         data["message"] += "\n\nThe value goes to the agent only; it is not kept in this chat."
         return {"type": "input", "data": data | {"placeholder": "hidden", "value": "", "type": "password"}}
     if ask["surface"] == "confirm":
         return {"type": "confirmation", "data": data}
-    if options and ask["surface"] != "input":
+    if selects(ask, prompt):
         choices = [{"label": options[i]["label"], "value": str(i)} for i in option_order(options)]
         return {"type": "input", "data": data | {"placeholder": "", "value": "", "type": "select", "options": choices}}
     if options:
         data["message"] += "\n\n" + numbered(options)
     return {"type": "input", "data": data | {"placeholder": "Your answer", "value": ""}}
+
+
+def selects(ask, prompt):
+    """Whether a dialog offers the options alone: the select dialog takes no own words."""
+    own_words = prompt.get("allow_other", True) and ask["surface"] != "select"
+    return bool(prompt.get("options")) and ask["surface"] != "input" and not own_words
 
 
 def numbered(options):
@@ -253,7 +255,10 @@ def durable_card(ask):
     for prompt in ask["prompts"]:
         options = prompt.get("options") or []
         order = option_order(options)[:3]
-        shown = [{"label": options[i]["label"], "description": options[i].get("description") or options[i]["label"]} for i in order]
+        shown = [
+            {"label": options[i]["label"], "description": options[i].get("description") or options[i]["label"]}
+            for i in order
+        ]
         codes = [str(i) for i in order]
         if not options:
             shown = [{"label": "Own words", "description": "Write your answer under Other"}, skip]
@@ -270,7 +275,13 @@ def durable_card(ask):
             hint = " (all choices are listed above: write a number under Other)"
         text = one_line(prompt["text"], 500 - len(hint)) + hint
         long = any(len(o["label"]) > 80 for o in options)
-        if len(options) > 3 or prompt.get("multiple") or long or one_line(prompt["text"]) not in text or "\n" in prompt["text"].strip():
+        if (
+            len(options) > 3
+            or prompt.get("multiple")
+            or long
+            or one_line(prompt["text"]) not in text
+            or "\n" in prompt["text"].strip()
+        ):
             above.append("\n\n".join(filter(None, (prompt["text"].strip(), numbered(options)))))
         key = f"{prompt['id']}~{'.'.join(codes)}"
         if len(key) > 64:
@@ -278,9 +289,11 @@ def durable_card(ask):
         questions.append(
             {
                 "id": key,
-                "header": one_line(prompt.get("header") or headline(ask), 48),
+                "header": one_line(prompt.get("header") or ASKS, 48),
                 "question": text,
-                "options": [{"label": one_line(o["label"], 80), "description": one_line(o["description"], 240)} for o in shown],
+                "options": [
+                    {"label": one_line(o["label"], 80), "description": one_line(o["description"], 240)} for o in shown
+                ],
                 "allow_other": prompt.get("allow_other", True) or bool(hint) or not options,
             }
         )
@@ -326,14 +339,18 @@ def form_reply(ask, result):
         return CANCELLED
     content, answers = result.get("content") or {}, {}
     for prompt in ask["prompts"]:
-        given, other = content.get(prompt["id"]), (content.get(f"{prompt['id']}~other") or "").strip()
-        if other:
-            answers[prompt["id"]] = {"text": other}
-        elif isinstance(given, list):
-            if given:
-                answers[prompt["id"]] = {"indexes": sorted(int(i) for i in given)}
-        elif given not in (None, ""):
-            answers[prompt["id"]] = {"index": int(given)} if prompt.get("options") else {"text": given}
+        given = content.get(prompt["id"], [] if prompt.get("multiple") else None)
+        other = (content.get(f"{prompt['id']}~other") or "").strip()
+        if isinstance(given, list):
+            answer = ({"indexes": sorted(int(i) for i in given)} if given else {}) | ({"text": other} if other else {})
+        elif other:
+            answer = {"text": other}
+        elif given in (None, ""):
+            continue
+        else:
+            answer = {"index": int(given)} if prompt.get("options") else {"text": given}
+        if answer:
+            answers[prompt["id"]] = answer
     return {"answers": answers}
 
 
@@ -354,7 +371,7 @@ def dialog_reply(ask, prompt, result):
         return AGAIN
     if prompt.get("secret"):
         return {"text": result}
-    if prompt.get("options") and ask["surface"] != "input":
+    if selects(ask, prompt):
         return {"index": int(result)}
     return {"text": result.strip()}
 
@@ -378,10 +395,9 @@ def answer_text(prompt, answer):
         return "no answer"
     if prompt.get("secret"):
         return "answered (hidden)"
-    if "text" in answer:
-        return one_line(answer["text"])
-    indexes = answer.get("indexes", [answer.get("index")])
-    return ", ".join(one_line(prompt["options"][i]["label"]) for i in indexes)
+    chosen = answer.get("indexes", [answer["index"]] if "index" in answer else [])
+    said = [prompt["options"][i]["label"] for i in chosen] + ([answer["text"]] if "text" in answer else [])
+    return ", ".join(map(one_line, said))
 
 
 def pieces(text):
@@ -538,7 +554,7 @@ class Shown:
         self.ask = ask
         self.task = None
         self.delivered = False
-        self.sending = False
+        self.sending = None  # since when a reply is on its way
         self.switched = asyncio.Event()
         self.why = None
         self.took_s = 0.0  # the last event call
@@ -653,7 +669,9 @@ class Turn:
             delay = next(retries)
             if delay > RETRY_S[0] * 1.2 and not away:  # the second try failed as well
                 away = True
-                self.queue.put_nowait({"type": "status", "text": "askbus can't be reached: trying again", "done": False})
+                self.queue.put_nowait(
+                    {"type": "status", "text": "askbus can't be reached: trying again", "done": False}
+                )
             await asyncio.sleep(delay)
 
     # -- who is looking
@@ -669,9 +687,11 @@ class Turn:
             gone = None if self.viewer else gone or now
             away_s = now - gone if gone else 0.0
             looking = away_s < self.valves.PARK_AFTER_S
-            held = [] if looking or not self.other_chat or self.valves.ON_CHAT_SWITCH != "cancel" else [
-                shown for shown in self.open.values() if shown.delivered
-            ]
+            held = (
+                []
+                if looking or not self.other_chat or self.valves.ON_CHAT_SWITCH != "cancel"
+                else [shown for shown in self.open.values() if shown.delivered]
+            )
             if held and away_s >= self.valves.CHAT_SWITCH_AFTER_S:
                 for shown in held:
                     shown.switched.set()
@@ -693,7 +713,7 @@ class Turn:
 
     def decided(self, question):
         """Whether a decision of the user is known or on its way."""
-        return question in self.settled or (question in self.open and self.open[question].sending)
+        return question in self.settled or (question in self.open and self.open[question].sending is not None)
 
     def show(self, ask):
         question, surface = ask["question"], ask["surface"]
@@ -743,9 +763,9 @@ class Turn:
         try:
             while True:
                 reply = await self.answer(shown)
-                shown.sending = True
+                shown.sending = time.monotonic()
                 result = await self.hand_in(shown, reply)
-                shown.sending = False
+                shown.sending = None
                 if result or question in self.settled:
                     self.gone(shown, result or "Question closed")
                     break
@@ -765,6 +785,8 @@ class Turn:
             slot = dialog_slots.setdefault(self.body["chat"], asyncio.Lock())
         switched = asyncio.ensure_future(shown.switched.wait())
         try:
+            if isinstance(slot, asyncio.Lock) and slot.locked():
+                self.reported(shown.ask, "waiting", "another dialog is open")
             async with slot:
                 await self.status("Waiting for your answer", False)
                 return await self.decision(shown, switched)
@@ -855,9 +877,13 @@ class Turn:
             self.traces.append(trace(ask, reply))
             return "Answered" if "answers" in reply else "No answer given"
         if status == 200:
-            message = answer.get("message") or ("already answered" if result == "already_answered" else "this question is closed")
+            message = answer.get("message") or (
+                "already answered" if result == "already_answered" else "this question is closed"
+            )
             await self.toast("warning", message)
-            self.traces.append(f"\n\n> **{one_line(ask['prompts'][0]['text'])}** — {one_line(shown.why or message)}\n\n")
+            self.traces.append(
+                f"\n\n> **{one_line(ask['prompts'][0]['text'])}** — {one_line(shown.why or message)}\n\n"
+            )
             return "Question closed"
         await self.toast("error", (answer.get("error") or {}).get("message") or f"askbus answered with status {status}")
         return None if status == 422 else "The answer was refused"
@@ -872,9 +898,9 @@ class Turn:
 
     async def replies_land(self):
         """Gives replies on their way a moment, so that the trace stands before what follows from it."""
-        until = time.monotonic() + 1.0
-        while any(shown.sending for shown in self.open.values()) and time.monotonic() < until:
-            await asyncio.wait({shown.task for shown in self.open.values() if shown.sending}, timeout=0.05)
+        for shown in list(self.open.values()):
+            if shown.sending:
+                await asyncio.wait({shown.task}, timeout=max(0, shown.sending + TRACE_WAIT_S - time.monotonic()))
 
     def delivered(self, shown):
         if not shown.delivered:
@@ -914,13 +940,17 @@ class Pipe:
         )
         AGENT: str = Field(default="main", description="Agent behind the model OpenClaw: its id, or gateway/id.")
         PARK_AFTER_S: float = Field(
-            default=5.0, ge=0, description="Seconds without a tab on the chat until an open question becomes a durable card."
+            default=3.0,
+            ge=0,
+            description="Seconds without a tab on the chat until an open question becomes a durable card.",
         )
         ON_CHAT_SWITCH: Literal["cancel", "park"] = Field(
             default="cancel", description="What becomes of a question whose user goes to another chat and stays there."
         )
         CHAT_SWITCH_AFTER_S: float = Field(
-            default=30.0, ge=0, description="Seconds the user has to come back before ON_CHAT_SWITCH cancel takes effect."
+            default=30.0,
+            ge=0,
+            description="Seconds the user has to come back before ON_CHAT_SWITCH cancel takes effect.",
         )
 
     def __init__(self):

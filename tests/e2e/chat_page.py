@@ -10,7 +10,13 @@ from playwright.sync_api import expect
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy" / "local"))
 import peers  # noqa: E402
 
-ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
+ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+]
 LONG_MS = 30_000
 
 
@@ -22,7 +28,9 @@ def context_of(browser, token):
     """A browser profile that is signed in."""
     context = browser.new_context(viewport={"width": 1100, "height": 800})
     # The version keeps the "what's new" dialog away.
-    context.add_init_script(f"localStorage.setItem('token', {json.dumps(token)}); localStorage.setItem('version', '0.12.4');")
+    context.add_init_script(
+        f"localStorage.setItem('token', {json.dumps(token)}); localStorage.setItem('version', '0.12.4');"
+    )
     context.set_default_timeout(LONG_MS)
     expect.set_options(timeout=LONG_MS)
     return context
@@ -73,7 +81,10 @@ class ChatPage:
 
     def go(self, path):
         """Follows a link inside the app, without loading the page anew."""
-        self.page.evaluate("u => { const a = document.createElement('a'); a.href = u; document.body.append(a); a.click(); a.remove() }", path)
+        self.page.evaluate(
+            "u => { const a = document.createElement('a'); a.href = u; document.body.append(a); a.click(); a.remove() }",
+            path,
+        )
 
     def reload(self):
         self.page.reload()

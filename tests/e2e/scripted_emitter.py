@@ -76,7 +76,12 @@ class Run:
     """What one message of a user set off."""
 
     def __init__(self, emitter, body):
-        self.emitter, self.user, self.surfaces, self.name = emitter, body["user"]["id"], body["surfaces"], body["message"]
+        self.emitter, self.user, self.surfaces, self.name = (
+            emitter,
+            body["user"]["id"],
+            body["surfaces"],
+            body["message"],
+        )
         self.lines, self.asks, self.decided, self.done = [], {}, {}, False
         self.left = False
         script = SCRIPTS.get((body["text"] or "").split(" ")[0])
@@ -292,7 +297,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.allowed():
-            self.answer(200, {"models": [{"id": "openclaw/main", "name": "Main"}, {"id": "openclaw/ops", "name": "Ops"}]})
+            self.answer(
+                200, {"models": [{"id": "openclaw/main", "name": "Main"}, {"id": "openclaw/ops", "name": "Ops"}]}
+            )
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -242,10 +242,7 @@ def test_in_another_chat_the_question_parks_where_that_is_the_policy(tab, stack,
 
 @pytest.mark.parametrize("said,above,answer,expected", [
     ("choose", "Working.", lambda page: page.click("production"), '[{"index": 1}]'),
-    ("permit", "Delete the cluster?", lambda page: page.click("Allow"), '[{"index": 0}]'),
     ("five", "Pick one of five", lambda page: page.type_other("4"), '[{"text": "4"}]'),
-    ("words", "What should it be called?", lambda page: page.type_other("Ahab"), '[{"text": "Ahab"}]'),
-    ("words", "What should it be called?", lambda page: page.click("Skip"), "[declined]"),
     ("choose", "Working.", lambda page: page.click("Cancel"), "[user]"),
 ])  # fmt: skip
 def test_a_closed_tab_parks_and_the_answer_comes_later(tab, stack, emitter, said, above, answer, expected):
@@ -380,7 +377,9 @@ def test_titles_and_tags_never_reach_the_agent(stack, emitter, tab):
 
 
 def test_an_image_is_passed_on(tab, emitter):
-    dot = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
+    dot = base64.b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    )
     page = tab()
     page.page.locator("#chat-container input[type=file]").first.set_input_files(
         [{"name": "dot.png", "mimeType": "image/png", "buffer": dot}]

@@ -15,7 +15,13 @@ def prompt(text="Where to?", labels=(), **more):
 
 
 def ask(*prompts, surface="card", **more):
-    return {"type": "ask", "question": "q1", "surface": surface, "title": "OpenClaw asks", "prompts": list(prompts)} | more
+    return {
+        "type": "ask",
+        "question": "q1",
+        "surface": surface,
+        "title": "OpenClaw asks",
+        "prompts": list(prompts),
+    } | more
 
 
 def answered_by(card, index, status="answered"):
@@ -26,7 +32,11 @@ def answered_by(card, index, status="answered"):
 
 class Messages(unittest.TestCase):
     def test_the_last_user_message_is_the_text(self):
-        messages = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}, {"role": "assistant", "content": "x"}]
+        messages = [
+            {"role": "user", "content": "one"},
+            {"role": "user", "content": "two"},
+            {"role": "assistant", "content": "x"},
+        ]
         self.assertEqual(pipe.turn_text(messages), ("two", []))
 
     def test_blocks_become_text_and_attachments(self):
@@ -46,7 +56,10 @@ class Messages(unittest.TestCase):
         def text(*tags):
             listed = "<attached_files>\n" + "\n".join(tags) + "\n</attached_files>\n\n"
             blocks = [{"type": "text", "text": listed}, {"type": "text", "text": "look"}]
-            self.assertEqual(pipe.turn_text([{"role": "user", "content": listed + "look"}])[0].split(), pipe.turn_text([{"role": "user", "content": blocks}])[0].split())
+            self.assertEqual(
+                pipe.turn_text([{"role": "user", "content": listed + "look"}])[0].split(),
+                pipe.turn_text([{"role": "user", "content": blocks}])[0].split(),
+            )
             return pipe.turn_text([{"role": "user", "content": listed + "look"}])[0]
 
         self.assertEqual(text(image), "look")
@@ -124,6 +137,17 @@ class Form(unittest.TestCase):
             pipe.form_reply(question, accept), {"answers": {"target": {"indexes": [0, 2]}, "size": {"text": "XL"}}}
         )
 
+    def test_a_multi_select_takes_own_words_as_well(self):
+        question = ask(prompt(labels=("x", "y"), multiple=True), surface="form")
+        schema = pipe.form_event(question)["data"]["requestedSchema"]
+        self.assertEqual((list(schema["properties"]), schema["required"]), (["target", "target~other"], []))
+        both = pipe.form_reply(question, {"action": "accept", "content": {"target": ["1"], "target~other": "z"}})
+        self.assertEqual(both, {"answers": {"target": {"indexes": [1], "text": "z"}}})
+        self.assertIn("— y, z", pipe.trace(question, both))
+        words = pipe.form_reply(question, {"action": "accept", "content": {"target~other": "z"}})
+        self.assertEqual(words, {"answers": {"target": {"text": "z"}}})
+        self.assertEqual(pipe.form_reply(question, {"action": "accept", "content": {}}), {"answers": {}})
+
     def test_decline_cancel_and_change_of_chat(self):
         question = ask(prompt(labels=("x", "y"), multiple=True), surface="form")
         self.assertEqual(pipe.form_reply(question, {"action": "decline"}), {"declined": True})
@@ -156,10 +180,24 @@ class Dialog(unittest.TestCase):
         self.assertIn("2. b", pipe.dialog_event(ask(one, surface="input"), one)["data"]["message"])
         self.assertEqual(pipe.dialog_reply(ask(one, surface="input"), one, "2\n"), {"text": "2"})
 
+    def test_beside_a_secret_own_words_stay_possible(self):
+        free, strict = prompt(labels=("a", "b")), prompt(labels=("a", "b"), allow_other=False)
+        question = ask(free, prompt(id="key", secret=True), surface="masked")
+        self.assertNotIn("type", pipe.dialog_event(question, free)["data"])
+        self.assertEqual(pipe.dialog_reply(question, free, "c"), {"text": "c"})
+        self.assertEqual(pipe.dialog_event(question, strict)["data"]["type"], "select")
+        self.assertEqual(pipe.dialog_reply(question, strict, "1"), {"index": 1})
+
     def test_nothing_entered_is_no_answer(self):
         one = prompt(secret=True)
         question = ask(one, surface="masked")
-        for result, expected in (("", pipe.AGAIN), ("  ", pipe.AGAIN), (None, pipe.AGAIN), ({"error": "x"}, pipe.AGAIN), (False, pipe.CANCELLED)):
+        for result, expected in (
+            ("", pipe.AGAIN),
+            ("  ", pipe.AGAIN),
+            (None, pipe.AGAIN),
+            ({"error": "x"}, pipe.AGAIN),
+            (False, pipe.CANCELLED),
+        ):
             self.assertIs(pipe.dialog_reply(question, one, result), expected, result)
 
 
@@ -190,7 +228,11 @@ class Durable(unittest.TestCase):
         self.assertEqual(pipe.durable_answer(answered_by(card, 0))["status"], "again")
         self.assertEqual(pipe.durable_answer(answered_by(card, 1))["status"], "declined")
         words = {card["questions"][0]["id"]: {"type": "other", "text": "the moon"}}
-        message = {"role": "tool", "tool_call_id": "oc_q1.7", "content": json.dumps({"status": "answered", "answers": words})}
+        message = {
+            "role": "tool",
+            "tool_call_id": "oc_q1.7",
+            "content": json.dumps({"status": "answered", "answers": words}),
+        }
         self.assertEqual(pipe.durable_answer([message])["answers"], {"target": {"text": "the moon"}})
 
     def test_a_single_choice_gets_skip_beside_it(self):
@@ -246,7 +288,7 @@ class Chat(unittest.TestCase):
         self.assertNotIn("s3cret", text)
 
     def test_text_is_never_taken_for_a_raw_event(self):
-        for text in ("data: {\"event\": {}}", "data:data:", "plain", ""):
+        for text in ('data: {"event": {}}', "data:data:", "plain", ""):
             parts = list(pipe.pieces(text))
             self.assertEqual("".join(parts), text)
             self.assertFalse(any(part.startswith("data:") and part is parts[0] for part in parts), parts)

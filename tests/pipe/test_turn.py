@@ -20,7 +20,14 @@ BODY = {
 
 def ask(question="q1", surface="card", cursor="2", **prompt):
     one = {"id": "target", "header": "", "text": "Where to?", "options": [{"label": "a"}, {"label": "b"}]} | prompt
-    return {"type": "ask", "question": question, "surface": surface, "cursor": cursor, "prompts": [one], "can_park": True}
+    return {
+        "type": "ask",
+        "question": question,
+        "surface": surface,
+        "cursor": cursor,
+        "prompts": [one],
+        "can_park": True,
+    }
 
 
 def chose(index):
@@ -104,7 +111,13 @@ class Browser:
 
 class TurnCase(unittest.IsolatedAsyncioTestCase):
     def setUp(self):
-        for name, short in {"POLL_S": 0.01, "SETTLE_S": 0.02, "DELIVERED_AFTER_S": 0.02, "HUMAN_S": 0.0, "RETRY_S": (0.005, 0.02)}.items():
+        for name, short in {
+            "POLL_S": 0.01,
+            "SETTLE_S": 0.02,
+            "DELIVERED_AFTER_S": 0.02,
+            "HUMAN_S": 0.0,
+            "RETRY_S": (0.005, 0.02),
+        }.items():
             self.addCleanup(setattr, pipe, name, getattr(pipe, name))
             setattr(pipe, name, short)
         logging.getLogger("askbus_pipe").setLevel(logging.CRITICAL)
@@ -114,8 +127,14 @@ class TurnCase(unittest.IsolatedAsyncioTestCase):
         settings = {"PARK_AFTER_S": 0.05, "ON_CHAT_SWITCH": "cancel", "CHAT_SWITCH_AFTER_S": 0.05} | valves
         browser = self.browser
         turn = pipe.Turn(
-            BODY, "askbus.default", types.SimpleNamespace(**settings), lambda: self.service,
-            browser if live else None, browser.metadata, browser.emit, browser.call,
+            BODY,
+            "askbus.default",
+            types.SimpleNamespace(**settings),
+            lambda: self.service,
+            browser if live else None,
+            browser.metadata,
+            browser.emit,
+            browser.call,
         )
 
         async def collect():
@@ -152,7 +171,9 @@ class Question(TurnCase):
         service.says({"type": "text", "text": "Going to b."})
         await self.ends()
         reply = service.posted("/v1/reply")[0]
-        self.assertEqual((reply["question"], reply["surface"], reply["answers"]), ("q1", "card", {"target": {"index": 1}}))
+        self.assertEqual(
+            (reply["question"], reply["surface"], reply["answers"]), ("q1", "card", {"target": {"index": 1}})
+        )
         self.assertEqual(self.text, "Hm. \n\n> **Where to?** — b\n\nGoing to b.")
         self.assertEqual(browser.said("status"), ["Waiting for your answer", "Answered"])
 
@@ -227,9 +248,26 @@ class Question(TurnCase):
         self.assertIn("Your answer is kept until askbus can save it", browser.said("status"))
         await self.ends()
 
+    async def test_text_goes_on_while_a_reply_can_not_be_saved(self):
+        self.addCleanup(setattr, pipe, "TRACE_WAIT_S", pipe.TRACE_WAIT_S)
+        pipe.TRACE_WAIT_S = 0.05
+        service, browser = self.start()
+        service.responses["/v1/reply"] = [pipe.Away("no router")] * 10_000
+        service.says(ask())
+        await self.until(lambda: browser.pending)
+        browser.does(chose(0))
+        await self.until(lambda: service.posted("/v1/reply"))
+        service.says(*[{"type": "text", "text": "."}] * 500)
+        await self.until(lambda: len(self.text) == 500)
+        service.responses["/v1/reply"].clear()
+        await self.until(lambda: "— a" in self.text)
+        await self.ends()
+
     async def test_an_invalid_answer_is_explained_and_asked_again(self):
         service, browser = self.start()
-        service.responses["/v1/reply"] = [(422, {"error": {"code": "invalid_answer", "message": "too long: 900, limit 500"}})]
+        service.responses["/v1/reply"] = [
+            (422, {"error": {"code": "invalid_answer", "message": "too long: 900, limit 500"}})
+        ]
         service.says(ask())
         await self.until(lambda: browser.pending)
         browser.does(chose(0))
@@ -242,7 +280,9 @@ class Question(TurnCase):
 
     async def test_the_loser_of_a_race_hears_who_won(self):
         service, browser = self.start()
-        service.responses["/v1/reply"] = [(200, {"result": "already_answered", "by": "bob", "message": "bob answered first: b"})]
+        service.responses["/v1/reply"] = [
+            (200, {"result": "already_answered", "by": "bob", "message": "bob answered first: b"})
+        ]
         service.says(ask())
         await self.until(lambda: browser.pending)
         browser.does(chose(0))
@@ -256,6 +296,11 @@ class Question(TurnCase):
         service, browser = self.start()
         service.says(ask("q1", "masked", secret=True, options=[]), ask("q2", "masked", secret=True, options=[]))
         await self.until(lambda: service.posted("/v1/shown"))
+        await self.until(lambda: len(service.posted("/v1/shown")) == 2)
+        self.assertEqual(
+            {body["question"]: body["event"] for body in service.posted("/v1/shown")},
+            {"q1": "delivered", "q2": "waiting"},
+        )
         self.assertEqual(len(browser.calls), 1)
         browser.does("s3cret-1")
         await self.until(lambda: len(browser.calls) == 2)
@@ -405,7 +450,9 @@ class Stream(TurnCase):
         self.task.cancel()
         with self.assertRaises(asyncio.CancelledError):
             await self.task
-        self.assertEqual(service.posted("/v1/left"), [{"chat": "c1", "message": "m1", "user": BODY["user"], "cursor": "5"}])
+        self.assertEqual(
+            service.posted("/v1/left"), [{"chat": "c1", "message": "m1", "user": BODY["user"], "cursor": "5"}]
+        )
         await self.until(lambda: not browser.pending)
 
     async def test_left_is_repeated_while_the_service_is_away(self):
