@@ -2,11 +2,22 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::consumer::pull;
 use futures::StreamExt;
 use serde::Deserialize;
 
 use crate::connection::{Bus, decode};
 use crate::error::BusError;
+use crate::names;
+
+/// The server that a connection goes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// The id of its present process; empty before the first connection.
+    pub id: String,
+    /// Its version, like `2.12.0`.
+    pub version: String,
+}
 
 /// One running instance of a NATS micro service.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -27,9 +38,24 @@ impl Bus {
         self.is_connected() || tokio::time::timeout(within, first).await.is_ok_and(|ended| ended.is_ok())
     }
 
-    /// The version of the server that this connection goes to; empty before the first one.
-    pub fn server_version(&self) -> String {
-        self.client().server_info().version
+    /// The server that this connection goes to.
+    pub fn server(&self) -> Server {
+        let info = self.client().server_info();
+        Server { id: info.server_id, version: info.version }
+    }
+
+    /// Checks that the consumer is there through which a gateway's adapter gets its messages.
+    ///
+    /// # Errors
+    /// [`BusError::NotProvisioned`] when it is missing; others while the server can't be reached.
+    pub async fn check_gateway(&self, gateway: &str) -> Result<(), BusError> {
+        let stream = self.stream(names::CHAT).await?;
+        let name = names::chat_consumer(gateway);
+        stream
+            .get_consumer::<pull::Config>(&name)
+            .await
+            .map(drop)
+            .map_err(|_| BusError::NotProvisioned { what: format!("the consumer {name}") })
     }
 
     /// The micro services that answer a ping `within` this time.

@@ -23,7 +23,7 @@ pub use adapters::{Lease, SealKey};
 pub use chat::{ChatDelivery, ChatItems};
 pub use connection::{Bus, BusOptions};
 pub use error::BusError;
-pub use inspect::ServiceInstance;
+pub use inspect::{Server, ServiceInstance};
 pub use presence::PresenceChange;
 pub use provision::{Provisioned, Provisioning};
 pub use questions::{FeedItem, QuestionFeed, Stored};

@@ -72,6 +72,12 @@ pub fn continue_from(span: &Span, traceparent: Option<&str>) {
     }
 }
 
+/// The context that a `traceparent` names; `None` where it can't be read.
+pub fn context(traceparent: &str) -> Option<Context> {
+    let context = propagator().extract_with_context(&Context::new(), &Single(traceparent));
+    context.span().span_context().is_valid().then_some(context)
+}
+
 /// The trace id of a `traceparent`, 32 hex digits.
 pub fn trace_id(traceparent: &str) -> Option<&str> {
     traceparent.split('-').nth(1).filter(|id| id.len() == 32)

@@ -154,7 +154,7 @@ impl Question {
         let parsed;
         let args = match args {
             Value::String(text) => {
-                parsed = serde_json::from_str::<Value>(text).unwrap_or_else(|_| Value::Null);
+                parsed = serde_json::from_str::<Value>(text).unwrap_or(Value::Null);
                 &parsed
             }
             other => other,

@@ -212,6 +212,7 @@ mod tests {
             choices(p);
             p.allow_other = false
         };
+        #[expect(clippy::type_complexity, reason = "a row of the table")]
         let table: Vec<(&str, Question, Road, Audience, Vec<Surface>, Showing, &str)> = vec![
             (
                 "choices",

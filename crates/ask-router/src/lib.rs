@@ -1,1 +1,183 @@
-//! Placeholder.
+//! ask-router: decides where a question is shown, what a typed message means, and how each
+//! question ends.
+//!
+//! Every replica follows all questions and serves requests in one queue group. Nothing but a
+//! compare-and-set of the entry decides, so any number of replicas may act at once.
+
+mod config;
+mod deadlines;
+mod messages;
+mod pending;
+mod presence;
+mod replies;
+mod shown;
+mod spans;
+mod stop;
+mod surfaces;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ask_bus::{Bus, BusError, Change, RouterRequest};
+use service_kit::Health;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+pub use config::{RouterConfig, SERVICE};
+
+use crate::deadlines::{Alarm, Alarms, Timed};
+use crate::pending::PendingQuestions;
+use crate::presence::PresentStreams;
+
+/// How often a compare-and-set is tried again before its requester is asked to.
+const ATTEMPTS: usize = 16;
+
+/// What the tasks of one router share.
+pub(crate) struct Router {
+    pub(crate) config: RouterConfig,
+    pub(crate) bus: Bus,
+    pub(crate) pending: PendingQuestions,
+    pub(crate) present: PresentStreams,
+    pub(crate) alarms: mpsc::UnboundedSender<Timed>,
+    /// Tells this replica from others where replicas are to act one after another.
+    pub(crate) replica: u64,
+}
+
+/// Runs a router until `shutdown`.
+///
+/// # Errors
+/// When its requests can't be served.
+pub async fn run(
+    config: RouterConfig,
+    bus: Bus,
+    health: Health,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    if !wait_until_provisioned(&bus, &health, &shutdown).await {
+        return Ok(());
+    }
+    let (alarms, mut due) = Alarms::new();
+    let router = Arc::new(Router {
+        present: PresentStreams::new(config.presence_for),
+        config,
+        bus: bus.clone(),
+        pending: PendingQuestions::default(),
+        alarms,
+        replica: std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id()),
+    });
+    let mut presence = bus.watch_presence();
+    let mut questions = bus.watch_questions(None);
+    let mut requests = bus.serve_router(SERVICE.version).await?;
+    let mut work = JoinSet::new();
+    let mut lapse = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        tokio::select! {
+            () = shutdown.cancelled() => break,
+            Some(change) = presence.next() => {
+                if matches!(change, Change::Loaded) {
+                    router.pending.all_evidence_lost();
+                }
+                if let Some(session) = router.present.apply(change) {
+                    show_all(&router, &session, &mut work);
+                }
+            }
+            _ = lapse.tick() => {
+                for session in router.present.lapsed() {
+                    show_all(&router, &session, &mut work);
+                }
+                watch_connection(&router, &health);
+            }
+            Some(change) = questions.next() => match change {
+                Change::Loaded => {
+                    health.ready("questions");
+                    for session in router.pending.sessions() {
+                        show_all(&router, &session, &mut work);
+                    }
+                }
+                change => if let Some(stored) = change.into_stored() {
+                    let key = stored.value.key.clone();
+                    if router.pending.apply(stored, &router.alarms_of(), &router.present) {
+                        let router = router.clone();
+                        work.spawn(async move { router.show(&key).await });
+                    }
+                }
+            },
+            Some(alarm) = due.next() => {
+                let router = router.clone();
+                work.spawn(async move { router.on_alarm(alarm).await });
+            }
+            request = requests.next() => match request {
+                Some(request) => {
+                    let router = router.clone();
+                    work.spawn(async move { router.serve(request).await });
+                }
+                None => anyhow::bail!("the request subscriptions ended"),
+            },
+            Some(done) = work.join_next() => if let Err(error) = done {
+                tracing::error!(%error, "a task of the router failed");
+            },
+        }
+    }
+    requests.stop().await;
+    while work.join_next().await.is_some() {}
+    router.write_all_steps().await;
+    bus.close().await;
+    Ok(())
+}
+
+/// False when the process is to stop first.
+async fn wait_until_provisioned(bus: &Bus, health: &Health, shutdown: &CancellationToken) -> bool {
+    loop {
+        match bus.check().await {
+            Ok(()) => {
+                health.ready("nats");
+                health.ready("buckets");
+                return true;
+            }
+            Err(error @ BusError::NotProvisioned { .. }) => {
+                health.ready("nats");
+                health.not_ready("buckets", error.to_string());
+            }
+            Err(error) => health.not_ready("nats", error.to_string()),
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return false,
+            () = tokio::time::sleep(Duration::from_millis(250)) => {}
+        }
+    }
+}
+
+fn watch_connection(router: &Router, health: &Health) {
+    match router.bus.is_connected() {
+        true => health.ready("nats"),
+        false => health.not_ready("nats", "not connected"),
+    }
+}
+
+fn show_all(router: &Arc<Router>, session: &ask_core::key::SessionKey, work: &mut JoinSet<()>) {
+    for key in router.pending.of_session(session) {
+        let router = router.clone();
+        work.spawn(async move { router.show(&key).await });
+    }
+}
+
+impl Router {
+    async fn serve(&self, request: RouterRequest) {
+        match request {
+            RouterRequest::Reply(incoming) => self.on_reply(incoming, replies::Trust::Owner).await,
+            RouterRequest::Outcome(incoming) => self.on_reply(incoming, replies::Trust::Anybody).await,
+            RouterRequest::Say(incoming) => self.on_say(incoming).await,
+            RouterRequest::Stop(incoming) => self.on_stop(incoming).await,
+            RouterRequest::Shown(incoming) => self.on_shown(incoming).await,
+        }
+    }
+
+    async fn on_alarm(&self, alarm: Alarm) {
+        match alarm {
+            Alarm::Deadline(key) => self.expire(&key).await,
+            Alarm::Steps(key) => self.write_steps(&key).await,
+            Alarm::Undelivered(key, surface) => self.try_next_surface(&key, surface).await,
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Typed messages: the write of the session's entry is the decision, then its effect is done.
+
+use ask_bus::{BusError, Incoming, Stored};
+use ask_core::SCHEMA;
+use ask_core::entry::{Entry, StepKind};
+use ask_core::key::{QuestionKey, message_run_id};
+use ask_core::reply::{Reply, ReplyContent, Responder};
+use ask_core::route::{Route, Typed, route};
+use ask_core::session::{Known, MessageDecision, RoutedMessage, Session};
+use ask_core::surface::Surface;
+use ask_core::text_reply::{self, TextReply};
+use ask_core::time::Timestamp;
+use ask_core::wire::{ChatItem, ReplyRequest, ReplyResponse, SayRequest, SayResponse};
+use tracing::Instrument;
+
+use crate::deadlines::Alarm;
+use crate::replies::Trust;
+use crate::surfaces::STEPS_WITHIN;
+use crate::{Router, spans};
+
+impl Router {
+    pub(crate) async fn on_say(&self, incoming: Incoming<SayRequest>) {
+        let span = spans::request("say", incoming.traceparent.as_deref());
+        async {
+            let response = self.say(&incoming.request).await.unwrap_or_else(|error| match error {
+                BusError::TooLarge { .. } => SayResponse::Refused { why: error.to_string() },
+                error => {
+                    tracing::warn!(%error, "a message was not routed");
+                    SayResponse::Retry { why: error.to_string() }
+                }
+            });
+            if let SayResponse::Routed { rule, .. } = &response {
+                tracing::Span::current().record("askbus.rule", rule.as_str());
+            }
+            incoming.answer(&response).await;
+        }
+        .instrument(span)
+        .await;
+    }
+
+    /// Routes a message once, and does its effect as often as it is repeated (S1, S2).
+    async fn say(&self, request: &SayRequest) -> Result<SayResponse, BusError> {
+        for _ in 0..crate::ATTEMPTS {
+            let stored = self.bus.session(&request.session).await?;
+            let revision = stored.as_ref().map_or(0, |s| s.revision);
+            let session = stored.map_or_else(|| bind(request), |s| s.value);
+            if session.owner != request.user {
+                return Ok(SayResponse::WrongUser);
+            }
+            match session.known(&request.message, request.seen) {
+                Known::Routed(message) => {
+                    let message = message.clone();
+                    return self.effect(request, Stored { value: session, revision }, &message).await;
+                }
+                Known::TooOld => {
+                    let why = "This message is older than what the session remembers, so it can't be told whether it was sent. Please send it again as a new message.";
+                    return Ok(SayResponse::Refused { why: why.into() });
+                }
+                Known::New => {}
+            }
+            let message = self.decide_route(request).await?;
+            let mut next = session.routed(message.clone());
+            next.surfaces = request.surfaces.clone();
+            match self.bus.write_session(&next, revision).await {
+                Ok(revision) => {
+                    return self.effect(request, Stored { value: next, revision }, &message).await;
+                }
+                Err(BusError::Conflict { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(BusError::Conflict { key: request.session.to_string() })
+    }
+
+    /// Decides from the entries alone, never from this router's memory (S4, S5).
+    async fn decide_route(&self, request: &SayRequest) -> Result<RoutedMessage, BusError> {
+        let entries = self.bus.questions_of(&request.session).await?;
+        let open: Vec<&Entry> = entries.iter().map(|e| &e.value).filter(|e| e.takes_messages()).collect();
+        let typed = Typed {
+            text: &request.text,
+            attachments: !request.attachments.is_empty(),
+            on_screen: request.on_screen.as_deref(),
+        };
+        let (route, rule) = route(typed, &open);
+        let decision = match route {
+            Route::Stop => MessageDecision::Stop,
+            Route::Answer(index, _) => MessageDecision::Answer { question: open[index].key.to_string() },
+            Route::Correct(index, text) => {
+                let key = &open[index].key;
+                if self.pending.hold(key, StepKind::Corrected { why: text.clone() }) {
+                    self.set_alarm(STEPS_WITHIN, Alarm::Steps(key.clone()));
+                }
+                MessageDecision::Clarify { text }
+            }
+            Route::AskWhich(text) | Route::Nothing(text) => MessageDecision::Clarify { text },
+            Route::Message(send) => {
+                MessageDecision::Message { run: message_run_id(&request.session, &request.message), send }
+            }
+        };
+        Ok(RoutedMessage { id: request.message.clone(), at: Timestamp::now(), decision, rule: rule.into() })
+    }
+
+    /// Does, or redoes, what was decided about a message.
+    async fn effect(
+        &self,
+        request: &SayRequest,
+        session: Stored<Session>,
+        message: &RoutedMessage,
+    ) -> Result<SayResponse, BusError> {
+        let mut decision = message.decision.clone();
+        let mut note = None;
+        match &message.decision {
+            MessageDecision::Message { run, send } => {
+                let item = ChatItem {
+                    schema: SCHEMA,
+                    session: request.session.clone(),
+                    message: request.message.clone(),
+                    run: run.clone(),
+                    number: number_of(&session.value, &request.message),
+                    send: *send,
+                    text: request.text.clone(),
+                    attachments: request.attachments.clone(),
+                };
+                self.bus.write_chat(&item).await?;
+            }
+            MessageDecision::Answer { question } => {
+                note = self.answer(request, question).await?;
+                if note.is_some() {
+                    decision = MessageDecision::Late { question: question.clone() };
+                    self.rewrite_to_late(request).await?;
+                }
+            }
+            MessageDecision::Late { question } => note = self.answer(request, question).await?,
+            MessageDecision::Clarify { .. } => {}
+            MessageDecision::Stop => drop(self.stop_session(&request.session).await?),
+        }
+        let (rule, count) = (message.rule.clone(), session.value.count);
+        Ok(SayResponse::Routed { decision, rule, count, note })
+    }
+
+    /// Hands the message in as its question's reply. `Some` says who was first instead.
+    async fn answer(&self, request: &SayRequest, question: &str) -> Result<Option<String>, BusError> {
+        let key: QuestionKey = question.parse()?;
+        let Some(stored) = self.bus.question(&key).await? else {
+            return Ok(Some("The question is no longer on record.".into()));
+        };
+        // The text is read again: what it says of this question never changes.
+        let TextReply::Complete(answers) = text_reply::parse(&stored.value.question, &request.text) else {
+            return Ok(Some("The message does not answer the question.".into()));
+        };
+        let reply = Reply {
+            id: format!("message-{}", request.message),
+            by: Responder {
+                user: request.user.clone(),
+                name: request.user_name.clone(),
+                chat: request.chat.clone(),
+            },
+            surface: Surface::Message,
+            content: ReplyContent::Answers { answers },
+        };
+        let request = ReplyRequest { schema: SCHEMA, key, reply };
+        let taken = self.take_reply(&request, Trust::Owner).await?;
+        Ok(match taken {
+            ReplyResponse::Saved => None,
+            ReplyResponse::Closed { outcome, by, .. } => {
+                Some(format!("The question was {} already, by {by}.", outcome.status()))
+            }
+            ReplyResponse::Retry { why } => {
+                return Err(BusError::Unavailable { what: "the answer was not written".into(), reason: why });
+            }
+            other => Some(format!("The answer was not taken: {other:?}.")),
+        })
+    }
+
+    async fn rewrite_to_late(&self, request: &SayRequest) -> Result<(), BusError> {
+        for _ in 0..crate::ATTEMPTS {
+            let Some(stored) = self.bus.session(&request.session).await? else { return Ok(()) };
+            let Some(next) = stored.value.answer_was_late(&request.message) else { return Ok(()) };
+            match self.bus.write_session(&next, stored.revision).await {
+                Ok(_) => return Ok(()),
+                Err(BusError::Conflict { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(BusError::Conflict { key: request.session.to_string() })
+    }
+}
+
+/// A session's first message binds it to its sender, for good.
+fn bind(request: &SayRequest) -> Session {
+    Session {
+        schema: SCHEMA,
+        key: request.session.clone(),
+        owner: request.user.clone(),
+        front: request.front.clone(),
+        chat: request.chat.clone(),
+        surfaces: request.surfaces.clone(),
+        bound_at: Timestamp::now(),
+        count: 0,
+        stopped_through: 0,
+        messages: Default::default(),
+    }
+}
+
+/// The message's number in its session, counted from 1.
+fn number_of(session: &Session, message: &str) -> u64 {
+    let after = session.messages.iter().rev().take_while(|m| m.id != message).count() as u64;
+    session.count.saturating_sub(after)
+}

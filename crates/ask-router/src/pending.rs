@@ -1,0 +1,218 @@
+//! The pending questions as this router knows them from its watch, and the steps that it holds
+//! until a write carries them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ask_bus::Stored;
+use ask_core::entry::{Entry, Step, StepKind};
+use ask_core::key::{QuestionKey, SessionKey};
+use ask_core::surface::Surface;
+use ask_core::time::Timestamp;
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::deadlines::{Alarm, Timed};
+use crate::presence::PresentStreams;
+use crate::{Router, deadlines};
+
+/// Where alarms are set, and how far replicas are apart.
+pub(crate) struct AlarmSetting<'a> {
+    pub(crate) set: &'a UnboundedSender<Timed>,
+    pub(crate) replica: u64,
+    pub(crate) stagger: Duration,
+}
+
+/// All pending questions.
+#[derive(Default)]
+pub(crate) struct PendingQuestions(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    questions: HashMap<QuestionKey, Pending>,
+    by_session: BTreeMap<SessionKey, BTreeSet<QuestionKey>>,
+    /// Steps that are on no record yet, also of questions that are decided.
+    steps: HashMap<QuestionKey, Vec<Step>>,
+}
+
+struct Pending {
+    stored: Stored<Entry>,
+    /// Surfaces that did not report in time; forgotten when nothing else is left.
+    unreported: Vec<Surface>,
+    /// This router followed presence from the start of the question on, and nobody was there.
+    nothing_offered: bool,
+}
+
+impl PendingQuestions {
+    /// Takes the value of an entry. True for a pending question that was not known.
+    pub(crate) fn apply(
+        &self,
+        stored: Stored<Entry>,
+        alarms: &AlarmSetting<'_>,
+        present: &PresentStreams,
+    ) -> bool {
+        let mut inner = self.lock();
+        let entry = &stored.value;
+        let key = entry.key.clone();
+        if !entry.is_pending() {
+            inner.forget(&key);
+            return false;
+        }
+        if let Some(known) = inner.questions.get_mut(&key) {
+            if known.stored.revision < stored.revision {
+                known.stored = stored;
+            }
+            return false;
+        }
+        let now = Timestamp::now();
+        let due = deadlines::at(entry.deadline, now, &key, alarms.replica, alarms.stagger);
+        let _ = alarms.set.send((due, Alarm::Deadline(key.clone())));
+        let nothing_offered =
+            present.followed_since(now.since(entry.asked_at)) && !present.somebody(&entry.key.session_key());
+        inner.by_session.entry(entry.key.session_key()).or_default().insert(key.clone());
+        inner.questions.insert(key, Pending { stored, unreported: Vec::new(), nothing_offered });
+        true
+    }
+
+    /// The entry of a pending question.
+    pub(crate) fn get(&self, key: &QuestionKey) -> Option<Stored<Entry>> {
+        self.lock().questions.get(key).map(|p| p.stored.clone())
+    }
+
+    /// The pending questions of a session.
+    pub(crate) fn of_session(&self, session: &SessionKey) -> Vec<QuestionKey> {
+        self.lock().by_session.get(session).into_iter().flatten().cloned().collect()
+    }
+
+    /// The sessions that have pending questions.
+    pub(crate) fn sessions(&self) -> Vec<SessionKey> {
+        self.lock().by_session.keys().cloned().collect()
+    }
+
+    /// Whether this router has evidence that the question was offered to nobody (rule F1).
+    pub(crate) fn nothing_offered(&self, key: &QuestionKey) -> bool {
+        self.lock().questions.get(key).is_some_and(|p| p.nothing_offered)
+    }
+
+    /// Presence was not followed for a while.
+    pub(crate) fn all_evidence_lost(&self) {
+        self.lock().questions.values_mut().for_each(|p| p.nothing_offered = false);
+    }
+
+    /// Somebody is there for the session.
+    pub(crate) fn evidence_lost(&self, session: &SessionKey) {
+        let mut inner = self.lock();
+        let keys: Vec<QuestionKey> = inner.by_session.get(session).into_iter().flatten().cloned().collect();
+        for key in keys {
+            if let Some(pending) = inner.questions.get_mut(&key) {
+                pending.nothing_offered = false;
+            }
+        }
+    }
+
+    /// The surfaces to leave out, and whether some of them only did not report.
+    pub(crate) fn tried(&self, key: &QuestionKey) -> (Vec<Surface>, Vec<Surface>) {
+        let inner = self.lock();
+        let Some(pending) = inner.questions.get(key) else { return Default::default() };
+        let held = inner.steps.get(key).into_iter().flatten();
+        let refused = pending.stored.value.steps.iter().chain(held).filter_map(|step| match &step.what {
+            StepKind::Refused { surface, .. } => Some(*surface),
+            _ => None,
+        });
+        (refused.collect(), pending.unreported.clone())
+    }
+
+    /// Remembers that a surface did not report in time.
+    pub(crate) fn did_not_report(&self, key: &QuestionKey, surface: Surface) {
+        if let Some(pending) = self.lock().questions.get_mut(key)
+            && !pending.unreported.contains(&surface)
+        {
+            pending.unreported.push(surface);
+        }
+    }
+
+    /// Gives the surfaces that did not report another chance.
+    pub(crate) fn try_unreported_again(&self, key: &QuestionKey) {
+        if let Some(pending) = self.lock().questions.get_mut(key) {
+            pending.unreported.clear();
+        }
+    }
+
+    /// Holds a step until a write carries it. False when it is known.
+    pub(crate) fn hold(&self, key: &QuestionKey, what: StepKind) -> bool {
+        let mut inner = self.lock();
+        let on_record =
+            inner.questions.get(key).is_some_and(|p| p.stored.value.steps.iter().any(|s| s.what == what));
+        let held = inner.steps.entry(key.clone()).or_default();
+        if on_record || held.iter().any(|s| s.what == what) {
+            return false;
+        }
+        held.push(Step { at: Timestamp::now(), what });
+        true
+    }
+
+    /// Whether a surface has reported delivery, on record or held here.
+    pub(crate) fn was_delivered(&self, key: &QuestionKey, on: Surface) -> bool {
+        let inner = self.lock();
+        let on_record = inner.questions.get(key).into_iter().flat_map(|p| &p.stored.value.steps);
+        let held = inner.steps.get(key).into_iter().flatten();
+        on_record
+            .chain(held)
+            .any(|s| matches!(&s.what, StepKind::Delivered { surface, .. } if *surface == on))
+    }
+
+    /// The entry with the steps that are held for it.
+    pub(crate) fn with_steps(&self, entry: Entry) -> Entry {
+        match self.lock().steps.get(&entry.key) {
+            Some(steps) => entry.note(steps).unwrap_or(entry),
+            None => entry,
+        }
+    }
+
+    /// These steps are on record now.
+    pub(crate) fn recorded(&self, entry: &Entry) {
+        let mut inner = self.lock();
+        if let Some(held) = inner.steps.get_mut(&entry.key) {
+            held.retain(|s| !entry.steps.iter().any(|r| r.what == s.what));
+            if held.is_empty() {
+                inner.steps.remove(&entry.key);
+            }
+        }
+    }
+
+    /// The questions for which steps are held.
+    pub(crate) fn with_held_steps(&self) -> Vec<QuestionKey> {
+        self.lock().steps.keys().cloned().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn forget(&mut self, key: &QuestionKey) {
+        self.questions.remove(key);
+        let session = key.session_key();
+        if let Some(keys) = self.by_session.get_mut(&session) {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.by_session.remove(&session);
+            }
+        }
+    }
+}
+
+impl Router {
+    pub(crate) fn alarms_of(&self) -> AlarmSetting<'_> {
+        AlarmSetting { set: &self.alarms, replica: self.replica, stagger: self.config.stagger }
+    }
+
+    /// A decision of this router is durable.
+    pub(crate) fn decided(&self, entry: &Entry, revision: u64) {
+        self.pending.recorded(entry);
+        let stored = Stored { value: entry.clone(), revision };
+        self.pending.apply(stored, &self.alarms_of(), &self.present);
+        crate::spans::human_wait(entry);
+    }
+}

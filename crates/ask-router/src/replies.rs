@@ -1,0 +1,132 @@
+//! Replies: the compare-and-set from pending that decides a question.
+
+use ask_bus::{BusError, Incoming};
+use ask_core::entry::{DecidedBy, Entry, Verdict};
+use ask_core::outcome::Outcome;
+use ask_core::reply::{Answer, Reply};
+use ask_core::time::Timestamp;
+use ask_core::wire::{ReplyRequest, ReplyResponse};
+use tracing::Instrument;
+
+use crate::{Router, spans};
+
+/// Whose replies are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// Only the session owner's; a late one is listed.
+    Owner,
+    /// Anybody's who may publish there: the gateway's adapters and operators.
+    Anybody,
+}
+
+impl Router {
+    pub(crate) async fn on_reply(&self, incoming: Incoming<ReplyRequest>, trust: Trust) {
+        let operation = if trust == Trust::Owner { "reply" } else { "outcome" };
+        let span = spans::request(operation, incoming.traceparent.as_deref());
+        span.record("askbus.question", incoming.request.key.question.as_str());
+        async {
+            let response = self.take_reply(&incoming.request, trust).await.unwrap_or_else(|error| {
+                tracing::warn!(%error, "a reply was not written");
+                ReplyResponse::Retry { why: error.to_string() }
+            });
+            tracing::Span::current().record("askbus.result", result_name(&response));
+            incoming.answer(&response).await;
+        }
+        .instrument(span)
+        .await;
+    }
+
+    /// Takes a reply, as often as it is repeated.
+    pub(crate) async fn take_reply(
+        &self,
+        request: &ReplyRequest,
+        trust: Trust,
+    ) -> Result<ReplyResponse, BusError> {
+        let key = &request.key;
+        if trust == Trust::Owner && !self.may_reply(request).await? {
+            return Ok(ReplyResponse::WrongUser);
+        }
+        let mut known = self.pending.get(key);
+        for _ in 0..crate::ATTEMPTS {
+            // What the watch gave is good enough for the first try: a failed one decides nothing.
+            let stored = match known.take() {
+                Some(stored) => stored,
+                None => match self.bus.question(key).await? {
+                    Some(stored) => stored,
+                    None => return Ok(ReplyResponse::UnknownQuestion),
+                },
+            };
+            let written = match stored.value.reply(&request.reply, Timestamp::now()) {
+                Verdict::Saved => return Ok(ReplyResponse::Saved),
+                Verdict::Invalid(invalid) => return Ok(ReplyResponse::Invalid { invalid }),
+                Verdict::KnownLate => return Ok(closed(&stored.value)),
+                Verdict::Late(_) if trust == Trust::Anybody => return Ok(closed(&stored.value)),
+                Verdict::Late(next) => {
+                    self.bus.write_late(&next, stored.revision).await.map(|_| closed(&stored.value))
+                }
+                Verdict::Decide(next) => {
+                    let next = self.pending.with_steps(*next);
+                    self.bus.write_decided(&next, stored.revision).await.map(|revision| {
+                        self.decided(&next, revision);
+                        log_decision(&next, &request.reply);
+                        ReplyResponse::Saved
+                    })
+                }
+            };
+            match written {
+                Err(BusError::Conflict { .. }) => {}
+                other => return other,
+            }
+        }
+        Err(BusError::Conflict { key: key.to_string() })
+    }
+
+    /// Only the session's owner replies; where no front end is bound, the gateway's operator.
+    async fn may_reply(&self, request: &ReplyRequest) -> Result<bool, BusError> {
+        let user = &request.reply.by.user;
+        Ok(match self.bus.session(&request.key.session_key()).await? {
+            Some(session) => session.value.owner == *user,
+            None => self.config.operators.get(&request.key.gateway) == Some(user),
+        })
+    }
+}
+
+fn log_decision(entry: &Entry, reply: &Reply) {
+    let status = entry.decision().map_or("pending", |d| d.outcome.status());
+    tracing::info!(question = %entry.key.question, status, surface = reply.surface.name(), "decided");
+}
+
+/// What the sender of a reply is told when another decision came first. Everything in it is
+/// derived from the entry (rule N8).
+fn closed(entry: &Entry) -> ReplyResponse {
+    let Some(decision) = entry.decision() else {
+        return ReplyResponse::Retry { why: "the question is still pending".into() };
+    };
+    let (by, surface) = match &decision.by {
+        DecidedBy::Reply { responder, surface, .. } => (responder.display_name().to_owned(), Some(*surface)),
+        DecidedBy::Rule { name } => (name.clone(), None),
+    };
+    let outcome = hidden(entry.shown_outcome().unwrap_or(&decision.outcome));
+    ReplyResponse::Closed { outcome, at: decision.at, by, surface }
+}
+
+fn hidden(outcome: &Outcome) -> Outcome {
+    let mut outcome = outcome.clone();
+    if let Outcome::Answered { answers } = &mut outcome {
+        for answer in answers.values_mut().filter(|a| matches!(a, Answer::Sealed(_))) {
+            *answer = Answer::Hidden;
+        }
+    }
+    outcome
+}
+
+fn result_name(response: &ReplyResponse) -> &'static str {
+    match response {
+        ReplyResponse::Saved => "saved",
+        ReplyResponse::Closed { .. } => "closed",
+        ReplyResponse::WrongUser => "wrong_user",
+        ReplyResponse::UnknownQuestion => "unknown_question",
+        ReplyResponse::Invalid { .. } => "invalid",
+        ReplyResponse::Retry { .. } => "retry",
+    }
+}

@@ -1,0 +1,72 @@
+//! Stop: cancels a session's questions, holds back what was not sent yet, aborts the run. It has
+//! its own road and never waits behind messages (S9, S10).
+
+use ask_bus::{BusError, Incoming};
+use ask_core::SCHEMA;
+use ask_core::key::SessionKey;
+use ask_core::outcome::CancelReason;
+use ask_core::time::Timestamp;
+use ask_core::wire::{AbortRequest, StopRequest, StopResponse};
+use tracing::Instrument;
+
+use crate::{Router, spans};
+
+impl Router {
+    pub(crate) async fn on_stop(&self, incoming: Incoming<StopRequest>) {
+        let span = spans::request("stop", incoming.traceparent.as_deref());
+        async {
+            let request = &incoming.request;
+            let response = match self.bus.session(&request.session).await {
+                Ok(Some(session)) if session.value.owner != request.user => Ok(StopResponse::WrongUser),
+                Ok(_) => self.stop_session(&request.session).await,
+                Err(error) => Err(error),
+            };
+            let response = response.unwrap_or_else(|error| StopResponse::Retry { why: error.to_string() });
+            incoming.answer(&response).await;
+        }
+        .instrument(span)
+        .await;
+    }
+
+    /// Stops a session, as often as it is repeated.
+    pub(crate) async fn stop_session(&self, session: &SessionKey) -> Result<StopResponse, BusError> {
+        self.hold_back_unsent(session).await?;
+        let mut cancelled = 0;
+        for stored in self.bus.questions_of(session).await? {
+            let stopped = self
+                .decide(&stored.value.key, |entry| entry.cancel(CancelReason::Stop, "stop", Timestamp::now()))
+                .await?;
+            cancelled += u64::from(stopped);
+        }
+        let abort = AbortRequest { schema: SCHEMA, session: session.clone() };
+        let aborted = match self.bus.abort(&abort).await {
+            Ok(response) => {
+                if let Some(error) = response.error {
+                    tracing::warn!(%error, "the run was not aborted");
+                }
+                response.aborted
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the run was not aborted");
+                false
+            }
+        };
+        Ok(StopResponse::Stopped { cancelled, aborted })
+    }
+
+    async fn hold_back_unsent(&self, session: &SessionKey) -> Result<(), BusError> {
+        for _ in 0..crate::ATTEMPTS {
+            let Some(stored) = self.bus.session(session).await? else { return Ok(()) };
+            let next = stored.value.stopped();
+            if next == stored.value {
+                return Ok(());
+            }
+            match self.bus.write_session(&next, stored.revision).await {
+                Ok(_) => return Ok(()),
+                Err(BusError::Conflict { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(BusError::Conflict { key: session.to_string() })
+    }
+}

@@ -1,0 +1,124 @@
+//! Choosing where a pending question is shown, and telling the front ends.
+
+use std::time::Duration;
+
+use ask_bus::BusError;
+use ask_core::SCHEMA;
+use ask_core::entry::{Entry, StepKind};
+use ask_core::key::QuestionKey;
+use ask_core::surface::{self, Showing, Surface};
+use ask_core::time::Timestamp;
+use ask_core::wire::ShowStep;
+use tracing::Instrument;
+
+use crate::deadlines::Alarm;
+use crate::{Router, spans};
+
+/// Steps that no other write carries within this time are written by themselves.
+pub(crate) const STEPS_WITHIN: Duration = Duration::from_secs(1);
+
+impl Router {
+    /// Shows a pending question where the rules say, now. Called when it is asked and whenever who
+    /// is there may have changed; repeating it is harmless.
+    pub(crate) async fn show(&self, key: &QuestionKey) {
+        let Some(stored) = self.pending.get(key) else { return };
+        if let Err(error) = self.show_entry(&stored.value).await {
+            tracing::warn!(question = %key.question, %error, "could not be shown; trying again");
+            self.set_alarm(STEPS_WITHIN, Alarm::Undelivered(key.clone(), Surface::Gateway));
+        }
+    }
+
+    async fn show_entry(&self, entry: &Entry) -> Result<(), BusError> {
+        let (key, session_key) = (&entry.key, entry.key.session_key());
+        let session = self.bus.session(&session_key).await?;
+        let audience = self.present.audience(&session_key, session.as_ref().map(|s| &s.value.surfaces));
+        if self.present.somebody(&session_key) {
+            self.pending.evidence_lost(&session_key);
+        }
+        let (refused, unreported) = self.pending.tried(key);
+        let tried: Vec<Surface> = refused.iter().chain(&unreported).copied().collect();
+        let mut choice = surface::choose(&entry.question, entry.road, &audience, &tried);
+        if !unreported.is_empty() && matches!(choice.0, Showing::Undeliverable(_)) {
+            // A report that did not come is no refusal: begin again with the best surface.
+            self.pending.try_unreported_again(key);
+            choice = surface::choose(&entry.question, entry.road, &audience, &refused);
+        }
+        match choice {
+            (Showing::Wait, rule) => {
+                tracing::debug!(question = %key.question, rule, "waits");
+                Ok(())
+            }
+            (Showing::Show(surface), rule) => self.show_on(entry, surface, rule).await,
+            (Showing::Undeliverable(reason), rule) => {
+                let span = spans::question("choose surface", rule, entry);
+                self.decide(key, |entry| entry.undeliverable(reason, rule, Timestamp::now()))
+                    .instrument(span)
+                    .await
+                    .map(drop)
+            }
+        }
+    }
+
+    async fn show_on(&self, entry: &Entry, surface: Surface, rule: &'static str) -> Result<(), BusError> {
+        let step = ShowStep { schema: SCHEMA, key: entry.key.clone(), surface, rule: rule.into() };
+        let first = self.pending.hold(&entry.key, StepKind::Surface { surface, rule: rule.into() });
+        if !first {
+            return self.bus.publish_step(&step).await;
+        }
+        let span = spans::question("choose surface", rule, entry);
+        span.record("askbus.surface", surface.name());
+        self.set_alarm(STEPS_WITHIN, Alarm::Steps(entry.key.clone()));
+        self.set_alarm(self.config.delivery_within, Alarm::Undelivered(entry.key.clone(), surface));
+        self.bus.publish_step(&step).instrument(span).await
+    }
+
+    /// Goes on to the next surface when this one has not reported delivery.
+    pub(crate) async fn try_next_surface(&self, key: &QuestionKey, surface: Surface) {
+        if self.pending.get(key).is_none() || self.pending.was_delivered(key, surface) {
+            return;
+        }
+        if surface != Surface::Gateway {
+            tracing::info!(question = %key.question, surface = surface.name(), "no report of delivery");
+            self.pending.did_not_report(key, surface);
+        }
+        self.show(key).await;
+    }
+
+    /// Writes the steps that are held for a question, also after its decision.
+    pub(crate) async fn write_steps(&self, key: &QuestionKey) {
+        if let Err(error) = self.put_steps_on_record(key).await {
+            tracing::warn!(question = %key.question, %error, "its steps are not on record yet");
+            self.set_alarm(STEPS_WITHIN, Alarm::Steps(key.clone()));
+        }
+    }
+
+    /// Writes the steps of all questions, before this router stops.
+    pub(crate) async fn write_all_steps(&self) {
+        for key in self.pending.with_held_steps() {
+            if let Err(error) = self.put_steps_on_record(&key).await {
+                tracing::warn!(question = %key.question, %error, "its steps are lost with this router");
+            }
+        }
+    }
+
+    /// Writes what is held for the entry, if anything.
+    pub(crate) async fn put_steps_on_record(&self, key: &QuestionKey) -> Result<(), BusError> {
+        for _ in 0..crate::ATTEMPTS {
+            let Some(stored) = self.bus.question(key).await? else { return Ok(()) };
+            let next = self.pending.with_steps(stored.value.clone());
+            if next == stored.value {
+                self.pending.recorded(&next);
+                return Ok(());
+            }
+            match self.bus.write_steps(&next, stored.revision).await {
+                Ok(_) => {
+                    self.pending.recorded(&next);
+                    return Ok(());
+                }
+                Err(BusError::Conflict { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(BusError::Conflict { key: key.to_string() })
+    }
+}
