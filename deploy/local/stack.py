@@ -180,6 +180,11 @@ class Stack:
         return self.folder / "askbus.toml"
 
     @property
+    def keys(self) -> Path:
+        """What provision makes, and the adapter's identity at the Gateway."""
+        return self.folder / "keys"
+
+    @property
     def spans_file(self) -> Path:
         return self.logs / "spans.log"
 
@@ -230,7 +235,6 @@ class Stack:
         """Runs askctl on this stack's bus and returns what it prints."""
         done = subprocess.run(
             [self._binary("askctl"), "--config", self.config_file, *arguments],
-            env=self._service_env(),
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -318,7 +322,7 @@ class Stack:
             self._part("model", [self._binary("testkit"), "model", "--listen", self.address("model")], f"{self.model_url}/v1/models")
         for service in ("ask-router", "gateway-adapter", "owui-emitter"):
             command = [self._binary(service), "--config", self.config_file]
-            self._part(service, command, f"http://{self.address(service)}/readyz", **self._service_env())
+            self._part(service, command, f"http://{self.address(service)}/readyz")
         self._part(
             "openclaw",
             [peers.node(), peers.openclaw(), "gateway", "run", "--port", self.port("openclaw"), "--bind", "loopback"],
@@ -346,6 +350,7 @@ class Stack:
         return {"url": url, "model": model} if url else None
 
     def _write_configs(self) -> None:
+        self.keys.mkdir(mode=0o700, exist_ok=True)
         _write_private(self.config_file, self._service_config())
         (self.folder / "openclaw/workspace").mkdir(parents=True, exist_ok=True)
         (self.folder / "openclaw/home").mkdir(exist_ok=True)
@@ -362,6 +367,9 @@ url = "{self.nats_url}"
 [router.health]
 listen = "{self.address("ask-router")}"
 
+[adapter]
+seal_key.file = {json.dumps(str(self.keys / f"{GATEWAY_NAME}.seal"))}
+
 [adapter.health]
 listen = "{self.address("gateway-adapter")}"
 
@@ -369,6 +377,7 @@ listen = "{self.address("gateway-adapter")}"
 name = "{GATEWAY_NAME}"
 url = "{self.gateway_url}"
 token = "{self.settings["gateway_token"]}"
+identity_file = {json.dumps(str(self.keys / "adapter-identity.json"))}
 
 [adapter.http]
 listen = "{self.address("adapter-http")}"
@@ -380,10 +389,12 @@ listen = "{self.address("owui-emitter")}"
 [emitter.http]
 listen = "{self.address("emitter-http")}"
 token = "{self.settings["emitter_token"]}"
-"""
 
-    def _service_env(self) -> dict[str, str]:
-        return {}
+[askctl]
+gateways = ["{GATEWAY_NAME}"]
+keys_dir = {json.dumps(str(self.keys))}
+monitor_url = "http://{self.address("nats-http")}"
+"""
 
     def _gateway_config(self) -> dict:
         """OpenClaw's configuration. Tokens are named, not contained: the Gateway expands them."""
