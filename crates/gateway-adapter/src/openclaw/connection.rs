@@ -18,7 +18,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Between tries that only a person can make succeed. The Gateway locks a client out for five
 /// minutes after ten failures in one minute.
-const PAUSE_FOR_A_PERSON: Duration = Duration::from_secs(15);
+const PAUSE_FOR_A_PERSON: Duration = Duration::from_secs(10);
 /// A connection that lived this long ends the series of failures.
 const STABLE: Duration = Duration::from_secs(10);
 

@@ -1,6 +1,7 @@
 //! Starts the real OpenClaw Gateway with a scripted model and throwaway state.
 //!
-//! `ASKBUS_OPENCLAW` names the folder that holds `app/` (the npm package) and `node/`.
+//! `ASKBUS_OPENCLAW` names the folder that holds `app/` (the npm package), `ASKBUS_NODE` the node
+//! to run it with.
 
 use std::{
     fs,
@@ -127,8 +128,8 @@ impl RealGateway {
                 "{error}; see {}",
                 self.folder.join("gateway.log").display()
             );
-            if !self.is_running() {
-                self.stop();
+            let child = self.child.as_mut().unwrap();
+            if child.try_wait().unwrap().is_some() {
                 self.spawn();
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
@@ -139,12 +140,17 @@ impl RealGateway {
         let log =
             fs::File::options().create(true).append(true).open(self.folder.join("gateway.log")).unwrap();
         // The shell holds the read end of a pipe: when this process ends in whatever way, it sees
-        // the end of the pipe and kills the Gateway.
+        // the end of the pipe and kills the Gateway. When the Gateway ends, so does the shell.
+        let script = r#"exec 3<&0
+            "$@" </dev/null 3<&- & gateway=$!
+            echo $gateway >pid
+            { read -r _ <&3; kill -9 $gateway; } 2>/dev/null &
+            wait $gateway"#;
         let mut command = Command::new("sh");
         let gateway = self.command();
         command
             .arg("-c")
-            .arg(r#"exec 3<&0; "$@" </dev/null & echo $! >pid.new; mv pid.new pid; read -r _ <&3; kill -9 $! 2>/dev/null"#)
+            .arg(script)
             .arg("sh")
             .arg(gateway.get_program())
             .args(gateway.get_args())
@@ -158,17 +164,10 @@ impl RealGateway {
         self.child = Some(command.spawn().unwrap());
     }
 
-    fn is_running(&self) -> bool {
-        // Not written yet: just spawned.
-        fs::read_to_string(self.folder.join("pid"))
-            .map_or(true, |pid| Path::new("/proc").join(pid.trim()).exists())
-    }
-
     fn command(&self) -> Command {
-        let install = std::env::var_os("ASKBUS_OPENCLAW")
-            .map(PathBuf::from)
-            .expect("ASKBUS_OPENCLAW is not set: run ./dev e2e");
-        let mut command = Command::new(node(&install));
+        let set = |name| std::env::var_os(name).expect("ASKBUS_* is not set: run ./dev e2e");
+        let install = PathBuf::from(set("ASKBUS_OPENCLAW"));
+        let mut command = Command::new(set("ASKBUS_NODE"));
         command
             .arg(install.join("app/node_modules/openclaw/openclaw.mjs"))
             .env("HOME", self.folder.join("home"))
@@ -183,7 +182,6 @@ impl RealGateway {
         if let Some(mut child) = self.child.take() {
             drop(child.stdin.take());
             let _ = child.wait();
-            let _ = fs::remove_file(self.folder.join("pid"));
         }
     }
 }
@@ -192,20 +190,6 @@ impl Drop for RealGateway {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-fn node(install: &Path) -> PathBuf {
-    let machine = match std::env::consts::ARCH {
-        "aarch64" => "arm64",
-        _ => "x64",
-    };
-    let package = format!("node/node_modules/node-linux-{machine}/bin/node");
-    std::env::var_os("ASKBUS_NODE")
-        .map(PathBuf::from)
-        .into_iter()
-        .chain([install.join(package), install.join("node/bin/node")])
-        .find(|path| path.exists())
-        .unwrap_or_else(|| panic!("no node in {}: run ./dev e2e", install.display()))
 }
 
 fn free_port() -> u16 {
