@@ -3,6 +3,7 @@
 //! Nothing here knows askbus: it depends on none of its crates, and no product crate depends on
 //! it. Each part can be started many times in one process.
 
+pub mod front;
 pub mod gateway;
 pub mod model;
 pub mod nats;

@@ -31,6 +31,8 @@ pub(super) struct Execution {
 
 enum Attempt {
     Ended(Box<ToolResult>),
+    /// The other side had taken the call.
+    RepeatSoon,
     Repeat,
 }
 
@@ -58,10 +60,14 @@ impl Execution {
     pub async fn run(mut self) -> ToolResult {
         let mut pause = FIRST_PAUSE;
         for attempt in 1.. {
-            if let Attempt::Ended(mut result) = self.attempt().await {
-                result.attempts = attempt;
-                self.ended = true;
-                return *result;
+            match self.attempt().await {
+                Attempt::Ended(mut result) => {
+                    result.attempts = attempt;
+                    self.ended = true;
+                    return *result;
+                }
+                Attempt::RepeatSoon => pause = FIRST_PAUSE,
+                Attempt::Repeat => {}
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
@@ -76,23 +82,24 @@ impl Execution {
             return Attempt::Repeat;
         };
         let status = response.status();
+        let repeat = if status.is_success() { Attempt::RepeatSoon } else { Attempt::Repeat };
         // The answer is one JSON object after line feeds; a broken stream is no answer.
         let mut text = Vec::new();
         let mut parts = response.bytes_stream();
         while let Some(part) = parts.next().await {
             let Ok(part) = part else {
-                return Attempt::Repeat;
+                return repeat;
             };
             text.extend_from_slice(&part);
         }
         if status.is_server_error() {
-            return Attempt::Repeat;
+            return repeat;
         }
         let answer: Value = serde_json::from_slice(&text).unwrap_or_default();
         let message = answer["error"]["message"].as_str().unwrap_or_default();
         let error = |text: String| Attempt::Ended(Box::new(ToolResult::error(text)));
         match status.as_u16() {
-            200 if answer["retry"] == true || !answer.is_object() => Attempt::Repeat,
+            200 if answer["retry"] == true || !answer.is_object() => repeat,
             200 => Attempt::Ended(Box::new(self.result(&answer))),
             400 => error(message.to_owned()),
             401 => error("askbus refused the token: set plugins.entries.askbus.config.token".into()),
