@@ -1,0 +1,435 @@
+//! The life of a tool call that asks: opened, waited for, its outcome repeated until the call is
+//! known to have it, cancelled by its client. The plugin's endpoint and the MCP server share it.
+//!
+//! The entry on the bus is the whole state of a call, so any replica can serve it at any time.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ask_bus::seal::SealError;
+use ask_bus::trace::{continue_from, traceparent_of};
+use ask_bus::{BusError, Stored};
+use ask_core::entry::{Entry, Road, State};
+use ask_core::key::{QuestionKey, SessionKey, call_question_id};
+use ask_core::outcome::{CancelReason, Outcome, Returned, Undeliverable};
+use ask_core::question::{Invalid, Question};
+use ask_core::reply::{Answer, Reply, ReplyContent, Responder};
+use ask_core::result::tool_result;
+use ask_core::surface::Surface;
+use ask_core::time::Timestamp;
+use ask_core::wire::{ReplyRequest, ReplyResponse};
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::sync::broadcast::error::RecvError;
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
+use zeroize::Zeroizing;
+
+use crate::adapter::Adapter;
+use crate::{SERVICE, plugin};
+
+/// The tool that all roads of this module offer.
+pub const TOOL: &str = "request_user_input";
+
+/// Longest that a call may ask to wait.
+const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// How long the cancel of a call that has not come yet is remembered.
+const CANCEL_KEPT: Duration = Duration::from_secs(600);
+/// How long a cancel is tried before its sender is told to repeat it.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(8);
+/// How long the outcome for a client that can't prove receipt is repeated: longer than such a
+/// client tries to connect again.
+const UNPROVABLE_KEPT: Duration = Duration::from_secs(60);
+/// How long a secret waits for its call to fetch it.
+const SECRET_KEPT: Duration = Duration::from_secs(24 * 3600);
+
+/// Serves the calls of plugin and MCP clients until `shutdown`.
+///
+/// # Errors
+/// When the listener fails.
+pub(crate) async fn serve(
+    adapter: Arc<Adapter>,
+    listener: TcpListener,
+    shutdown: CancellationToken,
+) -> std::io::Result<()> {
+    let calls = Arc::new(Calls { adapter, cancelled: Mutex::default() });
+    let overdue = close_overdue(calls.clone());
+    let serve = axum::serve(listener, plugin::routes(calls)).with_graceful_shutdown(shutdown.cancelled_owned());
+    tokio::select! {
+        result = async { serve.await } => result,
+        () = overdue => Ok(()),
+    }
+}
+
+/// What all calls share.
+pub(crate) struct Calls {
+    pub adapter: Arc<Adapter>,
+    /// Calls whose cancel came before they did, and when. Another replica may still open such a
+    /// call; the end of its run then cancels it.
+    cancelled: Mutex<HashMap<QuestionKey, Instant>>,
+}
+
+/// A tool call, as its road identifies it.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    pub session: SessionKey,
+    pub run: String,
+    /// The same for all repetitions of one execution, and for nothing else.
+    pub id: String,
+    /// The gateway's own id of the call.
+    pub tool_call: String,
+    pub road: Road,
+}
+
+/// Why a call is not opened.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refused {
+    /// The arguments can't be asked; the text is for the model.
+    #[error("{0}")]
+    Invalid(#[from] Invalid),
+    /// The question is too large for the bus.
+    #[error("the question has {size} bytes, and at most {limit} can be asked; ask for less at once")]
+    TooLarge { size: usize, limit: usize },
+    #[error("the call id was used for another question; every call needs an id of its own")]
+    Reused,
+    #[error("the call was cancelled before it arrived")]
+    Cancelled,
+    /// Nothing is decided: the client repeats the call.
+    #[error("{0}")]
+    Bus(BusError),
+}
+
+impl From<BusError> for Refused {
+    fn from(error: BusError) -> Self {
+        match error {
+            BusError::TooLarge { size, limit, .. } => Self::TooLarge { size, limit },
+            other => Self::Bus(other),
+        }
+    }
+}
+
+/// What a call is told.
+#[derive(Debug)]
+pub(crate) struct CallResult {
+    /// The entry's revision, by which the call acknowledges.
+    pub revision: u64,
+    pub text: String,
+    pub details: Value,
+    /// For the call alone; `text` does not hold it.
+    pub secret: Option<Zeroizing<String>>,
+}
+
+/// What an acknowledgement does.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Acknowledged {
+    /// The question is closed, now or earlier.
+    Closed,
+    Unknown,
+    /// The entry had no outcome at the revision that was named; it is at the one given here.
+    OtherRevision(u64),
+}
+
+impl Call {
+    /// Made from session, run and call id alone, as the client sends them.
+    pub(crate) fn key(&self) -> QuestionKey {
+        let SessionKey { gateway, session } = &self.session;
+        QuestionKey {
+            gateway: gateway.clone(),
+            session: session.clone(),
+            run: self.run.clone(),
+            question: call_question_id(gateway, session, &self.run, &self.id),
+        }
+    }
+}
+
+impl Calls {
+    /// Opens the question of a call, or finds it again.
+    pub(crate) async fn open(self: &Arc<Self>, call: &Call, args: &Value) -> Result<Stored<Entry>, Refused> {
+        let question = Question::from_tool_args(args)?;
+        let timeout = timeout(args, self.adapter.config.questions.timeout())?;
+        let key = call.key();
+        if self.came_cancelled(&key) {
+            return Err(Refused::Cancelled);
+        }
+        let stored = match self.adapter.bus.question(&key).await? {
+            Some(stored) => stored,
+            None => self.ask(&key, call, question.clone(), timeout).await?,
+        };
+        if stored.value.question != question {
+            return Err(Refused::Reused);
+        }
+        // A cancel that came meanwhile may have found no entry.
+        if self.came_cancelled(&key) {
+            self.cancel(&key).await.map_err(|_| Refused::Cancelled)?;
+            return Err(Refused::Cancelled);
+        }
+        Ok(stored)
+    }
+
+    async fn ask(
+        &self,
+        key: &QuestionKey,
+        call: &Call,
+        question: Question,
+        timeout: Duration,
+    ) -> Result<Stored<Entry>, Refused> {
+        let span = tracing::info_span!(
+            "send ask",
+            otel.kind = "producer",
+            messaging.system = "nats",
+            messaging.operation.name = "send",
+            messaging.operation.type = "send",
+            messaging.destination.template = "ask",
+            askbus.question = %key.question,
+            askbus.session = %key.session,
+            askbus.run = %key.run,
+            askbus.call = %call.tool_call,
+        );
+        let now = Timestamp::now();
+        let (deadline, traceparent) = (now.plus(timeout), traceparent_of(&span));
+        let (key, road, id) = (key.clone(), call.road, &call.tool_call);
+        let entry = Entry::ask(key, road, TOOL, id, question, now, deadline, traceparent);
+        // The timeout is at least a second.
+        let entry = entry.expect("a deadline in the future");
+        Ok(self.adapter.bus.write_asked(&entry).instrument(span).await?)
+    }
+
+    /// Waits until the question is decided; `None` when this replica stops first.
+    pub(crate) async fn decided(&self, key: &QuestionKey) -> Option<Arc<Stored<Entry>>> {
+        tokio::select! {
+            biased;
+            decided = self.adapter.wait_decided(key) => Some(decided),
+            () = self.adapter.shutdown.cancelled() => None,
+        }
+    }
+
+    /// What the call of a decided entry is told; it may be told again and again.
+    ///
+    /// # Errors
+    /// This replica can't open the secret; another one may.
+    pub(crate) fn result(&self, decided: &Stored<Entry>) -> Result<CallResult, SealError> {
+        let Stored { value: entry, revision } = decided;
+        let told = |entry: &Entry, secret| {
+            let result = tool_result(entry).expect("the entry is decided");
+            CallResult { revision: *revision, text: result.text, details: result.details, secret }
+        };
+        match self.adapter.open_secret(entry) {
+            Ok(None) if secret_is_gone(entry) => Ok(told(&without_secret(entry), None)),
+            Ok(secret) => Ok(told(entry, secret)),
+            Err(error @ SealError::NotAuthentic) => {
+                tracing::error!(question = %entry.key, %error, "a secret can't be opened by anybody");
+                Ok(told(&without_secret(entry), None))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The call has the outcome of this revision.
+    pub(crate) async fn acknowledge(
+        &self,
+        key: &QuestionKey,
+        revision: u64,
+    ) -> Result<Acknowledged, BusError> {
+        let Some(stored) = self.adapter.bus.question(key).await? else {
+            return Ok(Acknowledged::Unknown);
+        };
+        if stored.value.returned().is_some() {
+            return Ok(Acknowledged::Closed);
+        }
+        // A late reply or a step may have moved the entry on since the outcome was handed over.
+        let had_outcome = match stored.revision == revision {
+            true => !stored.value.is_pending(),
+            false => {
+                let history = self.adapter.bus.question_history(key).await?;
+                history.iter().any(|(then, _)| then.revision == revision && !then.value.is_pending())
+            }
+        };
+        if !had_outcome {
+            return Ok(Acknowledged::OtherRevision(stored.revision));
+        }
+        self.close(key, &Returned::Delivered { proof: "acknowledged".into() }).await?;
+        Ok(Acknowledged::Closed)
+    }
+
+    /// Closes a decided question; does nothing to a pending or a closed one.
+    pub(crate) async fn close(&self, key: &QuestionKey, returned: &Returned) -> Result<(), BusError> {
+        loop {
+            let Some(stored) = self.adapter.bus.question(key).await? else { return Ok(()) };
+            let Some(closed) = stored.value.close(returned.clone(), Timestamp::now()) else {
+                return Ok(());
+            };
+            let span = tracing::info_span!(
+                "settle ask",
+                otel.kind = "client",
+                messaging.system = "nats",
+                messaging.operation.name = "settle",
+                messaging.operation.type = "settle",
+                messaging.destination.template = "ask",
+                askbus.question = %key.question,
+                askbus.session = %key.session,
+                askbus.run = %key.run,
+            );
+            continue_from(&span, stored.value.traceparent.as_deref());
+            let held_secret = stored.value.holds_secret();
+            let write = self.adapter.bus.write_returned(&closed, stored.revision, held_secret);
+            match write.instrument(span).await {
+                Err(BusError::Conflict { .. }) => {}
+                result => return result.map(drop),
+            }
+        }
+    }
+
+    /// The client waits no longer: a pending question is cancelled, a decided one closed. It goes
+    /// on by itself until that is written.
+    ///
+    /// # Errors
+    /// It is not written yet; the client may repeat it.
+    pub(crate) async fn cancel(self: &Arc<Self>, key: &QuestionKey) -> Result<(), String> {
+        self.remember_cancel(key);
+        let (calls, key) = (self.clone(), key.clone());
+        let work = tokio::spawn(async move {
+            let mut pause = Duration::from_millis(100);
+            while let Err(error) = calls.try_cancel(&key).await {
+                tracing::warn!(question = %key, %error, "the cancel of a call is not written yet");
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => {}
+                    () = calls.adapter.shutdown.cancelled() => return Err(error),
+                }
+                pause = (pause * 2).min(Duration::from_secs(5));
+            }
+            Ok(())
+        });
+        match tokio::time::timeout(CANCEL_PATIENCE, work).await {
+            Ok(Ok(result)) => result,
+            _ => Err("no router took it in time".into()),
+        }
+    }
+
+    async fn try_cancel(&self, key: &QuestionKey) -> Result<(), String> {
+        loop {
+            let stored = self.adapter.bus.question(key).await.map_err(|e| e.to_string())?;
+            let Some(stored) = stored else { return Ok(()) };
+            self.forget_cancel(key);
+            match stored.value.state {
+                State::Returned { .. } => return Ok(()),
+                State::Decided { .. } => {
+                    let returned = Returned::Unconfirmed { why: "caller_cancelled".into() };
+                    return self.close(key, &returned).await.map_err(|e| e.to_string());
+                }
+                State::Pending => {}
+            }
+            let by = Responder { user: SERVICE.name.into(), name: None, chat: None };
+            let content = ReplyContent::Cancelled { reason: CancelReason::Caller };
+            let id = format!("cancel-{}", key.question);
+            let reply = Reply { id, by, surface: Surface::Gateway, content };
+            let request = ReplyRequest { schema: ask_core::SCHEMA, key: key.clone(), reply };
+            match self.adapter.bus.outcome(&request).await {
+                Ok(ReplyResponse::Saved | ReplyResponse::Closed { .. }) => {}
+                Ok(other) => return Err(format!("the router answered {other:?}")),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+
+    fn came_cancelled(&self, key: &QuestionKey) -> bool {
+        self.cancelled().get(key).is_some_and(|at| at.elapsed() < CANCEL_KEPT)
+    }
+
+    fn remember_cancel(&self, key: &QuestionKey) {
+        let mut cancelled = self.cancelled();
+        cancelled.retain(|_, at| at.elapsed() < CANCEL_KEPT);
+        cancelled.insert(key.clone(), Instant::now());
+    }
+
+    /// The entry itself says it from now on.
+    fn forget_cancel(&self, key: &QuestionKey) {
+        self.cancelled().remove(key);
+    }
+
+    fn cancelled(&self) -> MutexGuard<'_, HashMap<QuestionKey, Instant>> {
+        self.cancelled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The time that the call may wait: its own `timeout_seconds`, cut to what is allowed.
+fn timeout(args: &Value, default: Duration) -> Result<Duration, Invalid> {
+    let asked = match args.get("timeout_seconds") {
+        None | Some(Value::Null) => return Ok(default),
+        Some(asked) => asked,
+    };
+    let seconds = asked.as_f64().or_else(|| asked.as_str()?.parse().ok()).filter(|s| s.is_finite());
+    let limit = || format!("a number of seconds from 1 to {}", MAX_TIMEOUT.as_secs());
+    let seconds = seconds.ok_or_else(|| Invalid::new("timeout_seconds", limit(), asked))?;
+    Ok(Duration::from_secs_f64(seconds.clamp(1.0, MAX_TIMEOUT.as_secs_f64())))
+}
+
+/// A secret was answered and is out of reach by now.
+fn secret_is_gone(entry: &Entry) -> bool {
+    let Some(Outcome::Answered { answers }) = entry.decision().map(|d| &d.outcome) else {
+        return false;
+    };
+    answers.values().any(|answer| matches!(answer, Answer::Hidden))
+}
+
+/// The entry as a call is told it that can't have the secret any more.
+fn without_secret(entry: &Entry) -> Entry {
+    let mut entry = entry.clone();
+    if let State::Decided { decision } | State::Returned { decision, .. } = &mut entry.state {
+        decision.outcome = Outcome::Undeliverable { reason: Undeliverable::ExpiredSecret };
+    }
+    entry
+}
+
+/// Closes decided questions whose outcome nobody will fetch any more, each at its time.
+async fn close_overdue(calls: Arc<Calls>) {
+    let mut changes = calls.adapter.entry_changes();
+    calls.adapter.entries_loaded().await;
+    let mut due = BinaryHeap::new();
+    let load = |due: &mut BinaryHeap<_>| {
+        due.extend(calls.adapter.open_entries().iter().filter_map(|e| closes_by_itself(&e.value)).map(Reverse));
+    };
+    load(&mut due);
+    loop {
+        let now = Timestamp::now();
+        let wait = due.peek().map_or(Duration::MAX, |Reverse(next): &Reverse<Due>| next.at.since(now));
+        tokio::select! {
+            change = changes.recv() => match change {
+                Ok(entry) => due.extend(closes_by_itself(&entry.value).map(Reverse)),
+                Err(RecvError::Lagged(_)) => load(&mut due),
+                Err(RecvError::Closed) => return,
+            },
+            () = tokio::time::sleep(wait) => {
+                let Some(Reverse(mut next)) = due.pop() else { continue };
+                let returned = Returned::Unconfirmed { why: next.why.into() };
+                if let Err(error) = calls.close(&next.key, &returned).await {
+                    tracing::warn!(question = %next.key, %error, "not closed yet");
+                    next.at = Timestamp::now().plus(Duration::from_secs(5));
+                    due.push(Reverse(next));
+                }
+            }
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Due {
+    at: Timestamp,
+    key: QuestionKey,
+    why: &'static str,
+}
+
+/// When a decided question is closed without any word of its call. A client that can't prove
+/// receipt has it by then or has given up; a secret is not kept for ever.
+fn closes_by_itself(entry: &Entry) -> Option<Due> {
+    let State::Decided { decision } = &entry.state else {
+        return None;
+    };
+    let (kept, why) = match entry.road {
+        Road::McpAlone => (UNPROVABLE_KEPT, "no_proof"),
+        _ if entry.holds_secret() => (SECRET_KEPT, "expired"),
+        _ => return None,
+    };
+    Some(Due { at: decision.at.plus(kept), key: entry.key.clone(), why })
+}
