@@ -12,7 +12,6 @@ required_open_webui_version: 0.12.4
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import logging
 import random
@@ -121,13 +120,10 @@ def durable_answer(messages):
     return {"call": call, "status": "answered", "answers": answers}
 
 
-def surfaces(live, saved, stream, cards):
-    """What this call can show: `live` a browser is behind it, `saved` the chat is in the database,
-    `cards` this Open WebUI has question cards."""
+def surfaces(live, saved, stream):
+    """What this call can show: `live` a browser is behind it, `saved` the chat is in the database."""
     if not live:
         return ["text"]
-    if not cards:
-        return ["select", "input", "confirm", "masked", "text"]
     # Without streaming a chunk would be printed as text.
     durable = ["durable"] if saved and stream else []
     return ["card", "form", "confirm", "masked", *durable, "text"]
@@ -514,6 +510,17 @@ async def report(open_service, path, body):
 # ---- Open WebUI's tabs -----------------------------------------------------------------------
 
 
+def has_cards():
+    """Whether this Open WebUI has question cards and tells which tab shows which chat."""
+    try:
+        from open_webui.socket.main import SESSION_POOL, get_user_chat_session_id  # noqa: F401
+        from open_webui.utils import ask_user  # noqa: F401
+    except ImportError:
+        log.warning("this Open WebUI is older than 0.12: questions are shown as text")
+        return False
+    return True
+
+
 class Tabs:
     """Which of the user's tabs shows the chat. The session that a call starts with goes stale on
     reload, and Open WebUI does not look for the new one by itself."""
@@ -680,29 +687,36 @@ class Turn:
         self.viewer, self.other_chat = await self.tabs.look()
 
     async def watch_tabs(self):
-        gone, telling = None, None
-        while True:
-            await self.look()
-            now = time.monotonic()
-            gone = None if self.viewer else gone or now
-            away_s = now - gone if gone else 0.0
-            looking = away_s < self.valves.PARK_AFTER_S
-            held = (
-                []
-                if looking or not self.other_chat or self.valves.ON_CHAT_SWITCH != "cancel"
-                else [shown for shown in self.open.values() if shown.delivered]
-            )
-            if held and away_s >= self.valves.CHAT_SWITCH_AFTER_S:
-                for shown in held:
-                    shown.switched.set()
-            presence = {
-                "looking": looking,
-                "other_chat": not looking and self.other_chat,
-                "park": not looking and not held,
-            }
-            if self.connected and presence != self.presence and (telling is None or telling.done()):
-                telling = asyncio.create_task(self.tell(presence))
-            await asyncio.sleep(POLL_S)
+        gone, telling = None, set()
+        try:
+            while True:
+                await self.look()
+                now = time.monotonic()
+                gone = None if self.viewer else gone or now
+                presence = self.presence_after(now - gone if gone else 0.0)
+                if self.connected and presence != self.presence and not telling:
+                    task = asyncio.create_task(self.tell(presence))
+                    telling.add(task)
+                    task.add_done_callback(telling.discard)
+                await asyncio.sleep(POLL_S)
+        finally:
+            for task in telling:
+                task.cancel()
+
+    def presence_after(self, away_s):
+        """What to tell of a chat that no tab has shown for `away_s`; ends what waited too long."""
+        looking = away_s < self.valves.PARK_AFTER_S
+        held = []
+        if not looking and self.other_chat and self.valves.ON_CHAT_SWITCH == "cancel":
+            held = [shown for shown in self.open.values() if shown.delivered]
+        if away_s >= self.valves.CHAT_SWITCH_AFTER_S:
+            for shown in held:
+                shown.switched.set()
+        return {
+            "looking": looking,
+            "other_chat": not looking and self.other_chat,
+            "park": not looking and not held,
+        }
 
     async def tell(self, presence):
         with contextlib.suppress(Away):
@@ -720,11 +734,11 @@ class Turn:
         shown = self.open.get(question)
         if shown and shown.ask["surface"] == surface:
             return
-        if shown:
-            shown.task.cancel()
         if not self.tabs or surface not in CARDS | DIALOGS:
             self.reported(ask, "unsupported", f"this front end has no surface {surface}")
             return
+        if shown:
+            shown.task.cancel()
         shown = self.open[question] = Shown(ask)
         shown.task = asyncio.create_task(self.attend(shown))
 
@@ -932,7 +946,7 @@ class Turn:
 
 class Pipe:
     class Valves(BaseModel):
-        SERVICE_URL: str = Field(default="http://127.0.0.1:8084", description="Address of owui-emitter.")
+        SERVICE_URL: str = Field(default="http://127.0.0.1:7802", description="Address of owui-emitter.")
         SERVICE_TOKEN: str = Field(
             default="",
             description="Its emitter.http.token.",
@@ -987,14 +1001,13 @@ class Pipe:
             return
         chat = (__chat_id__ or None) if __session_id__ else None
         # Channels and automations have a session of their own kind, with no browser behind it.
-        live = bool(chat) and not __session_id__.startswith(("channel:", "automation:"))
+        live = bool(chat) and not __session_id__.startswith(("channel:", "automation:")) and has_cards()
         tabs = Tabs(__user__["id"], chat, __session_id__) if live else None
         model = body.get("model") or ""
         agent = model.split(".", 1)[-1]
         gateway, _, agent = (self.valves.AGENT if agent in ("default", model) else agent).rpartition("/")
         answer = durable_answer(body["messages"]) if chat else None
         text, attachments = (None, []) if answer else turn_text(body["messages"])
-        cards = live and importlib.util.find_spec("open_webui.utils.ask_user") is not None
         request = {
             "chat": chat,
             "message": __message_id__ or uuid.uuid4().hex,
@@ -1004,7 +1017,7 @@ class Pipe:
             "text": text,
             "attachments": attachments,
             "front": "openwebui",
-            "surfaces": surfaces(live, bool(tabs and tabs.saved), bool(body.get("stream")), cards),
+            "surfaces": surfaces(live, bool(tabs and tabs.saved), bool(body.get("stream"))),
             "answer": answer,
         }
         turn = Turn(request, model, self.valves, self.service, tabs, __metadata__, __event_emitter__, __event_call__)

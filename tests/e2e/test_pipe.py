@@ -420,8 +420,11 @@ def test_a_wrong_token_says_which_setting(stack, emitter, tab):
     page.sees("wrong token: set SERVICE_TOKEN")
 
 
-def test_open_webui_restarts_with_a_parked_question(stack, emitter, tab):
+def test_a_restart_of_open_webui_keeps_a_parked_question_and_stops_no_run(stack, emitter, tab):
     stack.set_valves(PARK_AFTER_S=1)
+    talking = tab()
+    talking.send("talk")
+    talking.sees("Talking.")
     page = tab()
     page.send("choose")
     page.sees(TARGET)
@@ -433,3 +436,4 @@ def test_open_webui_restarts_with_a_parked_question(stack, emitter, tab):
     page.sees(TARGET)
     page.click("production")
     page.sees('[{"index": 1}]')
+    assert emitter.sent("/v1/left", chat=talking.chat) == []
