@@ -368,7 +368,7 @@ url = "{self.nats_url}"
 listen = "{self.address("ask-router")}"
 
 [adapter]
-seal_key.file = {json.dumps(str(self.keys / f"{GATEWAY_NAME}.seal"))}
+seal_key.file = {json.dumps(str(self.keys / f"seal-{GATEWAY_NAME}.key"))}
 
 [adapter.health]
 listen = "{self.address("gateway-adapter")}"
