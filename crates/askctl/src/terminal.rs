@@ -1,0 +1,75 @@
+//! Text for terminals.
+
+use std::time::Duration;
+
+/// One line of `text`, at most `max` characters, without anything that could steer a terminal:
+/// questions and answers come from elsewhere.
+pub fn plain(text: &str, max: usize) -> String {
+    let steers = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200E}' | '\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
+    };
+    let clean: String = text.chars().map(|c| if steers(c) { ' ' } else { c }).collect();
+    ask_core::question::clamp(clean.trim(), max)
+}
+
+/// A duration as people read it.
+pub fn duration(time: Duration) -> String {
+    let (ms, s) = (time.as_millis(), time.as_secs());
+    match s {
+        0 => format!("{ms} ms"),
+        1..60 => format!("{:.1} s", time.as_secs_f64()),
+        60..3600 => format!("{} min {} s", s / 60, s % 60),
+        3600..86_400 => format!("{} h {} min", s / 3600, s % 3600 / 60),
+        _ => format!("{} d {} h", s / 86_400, s % 86_400 / 3600),
+    }
+}
+
+/// Rows in columns, each line indented by `indent`; the last column is as long as it is.
+pub fn table(indent: usize, rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        let line = cells.collect::<Vec<_>>().join("  ");
+        text.push_str(format!("{:indent$}{line}", "").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_from_elsewhere_can_not_steer_the_terminal() {
+        assert_eq!(plain("a\u{1b}[2Jb\r\nc\u{202e}d\u{9b}1m", 40), "a [2Jb  c d 1m");
+        assert_eq!(plain("  abcdef ", 4), "abc…");
+    }
+
+    #[test]
+    fn durations_are_readable() {
+        let table = [
+            (0, "0 ms"),
+            (999, "999 ms"),
+            (2_340, "2.3 s"),
+            (61_000, "1 min 1 s"),
+            (7_260_000, "2 h 1 min"),
+            (90_000_000, "1 d 1 h"),
+        ];
+        for (ms, text) in table {
+            assert_eq!(duration(Duration::from_millis(ms)), text);
+        }
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [vec!["a".into(), "bb".into()], vec!["ccc".into(), "d".into()]];
+        assert_eq!(table(2, &rows), "  a    bb\n  ccc  d\n");
+    }
+}
