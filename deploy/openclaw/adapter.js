@@ -7,8 +7,7 @@ const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 10_000;
 // The adapter sends a line feed every 15 s while the person thinks.
 const SILENCE = 60_000;
-const ACKNOWLEDGE_FOR = 60_000;
-const CANCEL_FOR = 20_000;
+const TELL_FOR = 60_000;
 
 export class Adapter {
   #config;
@@ -53,16 +52,16 @@ export class Adapter {
 
   // Tells in the background that the call has the outcome.
   acknowledge(call, body) {
-    this.#repeat("POST", `${path(call)}/ack`, body, ACKNOWLEDGE_FOR);
+    this.#tell("POST", `${path(call)}/ack`, body);
   }
 
   // Tells in the background that nobody waits for the outcome any more.
   cancel(call, body) {
-    this.#repeat("DELETE", path(call), body, CANCEL_FOR);
+    this.#tell("DELETE", path(call), body);
   }
 
-  async #repeat(method, where, body, forMs) {
-    const deadline = Date.now() + forMs;
+  async #tell(method, where, body) {
+    const deadline = Date.now() + TELL_FOR;
     let why;
     for (let pause = FIRST_PAUSE; Date.now() < deadline; pause = Math.min(pause * 2, LONGEST_PAUSE)) {
       try {
@@ -77,7 +76,7 @@ export class Adapter {
       }
       await sleep(pause, undefined, { ref: false });
     }
-    this.#log?.warn?.(`askbus: ${method}: given up after ${forMs / 1000} s (${why})`);
+    this.#log?.warn?.(`askbus: ${method}: given up after ${TELL_FOR / 1000} s (${why})`);
   }
 
   // node:http, since fetch gives up after 300 s and can't tell a cut answer from a whole one.

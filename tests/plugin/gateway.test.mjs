@@ -192,6 +192,21 @@ describe("plugin in the real Gateway", { skip }, () => {
     }
   });
 
+  test("a sub-agent asks from its own session", async () => {
+    const task = `DO ${JSON.stringify([[asks("Sub?")]])} END`;
+    const spawn = { tool: "tool_call", args: { id: "sessions_spawn", args: { task } } };
+    const run = await client.run(newSession(), [[spawn]]);
+    const call = await adapter.waiting("Sub?");
+    assert.match(call.body.sessionKey, /^agent:main:subagent:/);
+    assert.notEqual(call.body.runId, run);
+    call.end(answered("deep"));
+    const { sessionKey } = call.body;
+    await until("the answer in the sub-agent's session", async () => {
+      const history = await client.request("chat.history", { sessionKey, limit: 50 });
+      return JSON.stringify(history).includes("tools said: deep");
+    });
+  });
+
   test("no answer reaches the model as the adapter words it", async () => {
     const run = await client.run(newSession(), [[asks("Anybody?")]]);
     const text = '{"error":"User did not respond","outcome":{"status":"expired"}}';

@@ -10,7 +10,7 @@ import os from "node:os";
 import path from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 
-const PATIENCE = 60_000;
+const PATIENCE = 120_000;
 const START_TIMEOUT = 180_000;
 const TOKEN = "plugin-test-gateway-token";
 export const ADAPTER_TOKEN = "plugin-test-adapter-token";
@@ -110,7 +110,7 @@ export function answered(text, revision = 2) {
   return JSON.stringify({ revision, text, isError: false, details });
 }
 
-// An OpenAI-compatible provider. A user message holds `DO {json}`: a list of rounds, each a list of
+// An OpenAI-compatible provider. A user message holds `DO {json} END`: a list of rounds, each a list of
 // `{tool, args, id?}`; `$SAID` in an argument is what the last tool said. Then it repeats what the
 // tools said, in pieces of three characters.
 export class Model extends Server {
@@ -128,7 +128,7 @@ export class Model extends Server {
     const since = messages.slice(at + 1);
     const said = since.filter((m) => m.role === "tool").map(content);
     const done = since.filter((m) => m.tool_calls?.length).length;
-    const rounds = at < 0 ? [] : JSON.parse(/DO (\[.*\])/s.exec(content(messages[at]))[1]);
+    const rounds = at < 0 ? [] : JSON.parse(/DO (\[.*\]) END/s.exec(content(messages[at]))[1]);
     const chunk = (delta, finish_reason = null) =>
       response.write(
         `data: ${JSON.stringify({
@@ -326,7 +326,7 @@ class Client {
 
   // Starts a run that does these rounds; returns its id.
   async run(sessionKey, rounds) {
-    const message = `DO ${JSON.stringify(rounds)}`;
+    const message = `DO ${JSON.stringify(rounds)} END`;
     const idempotencyKey = randomUUID();
     await this.request("chat.send", { sessionKey, message, idempotencyKey });
     return idempotencyKey;

@@ -172,7 +172,7 @@ async fn a_starting_gateway_is_waited_for() {
     }
     let mut kept = Kept::start(&gateway.url(), gateway.token());
     let why = kept.down("gateway starting").await;
-    assert!(!why.contains("gateway.token"), "{why}");
+    assert!(!why.contains("adapter.gateway"), "{why}");
     kept.next().await;
 }
 
@@ -207,7 +207,7 @@ async fn a_wrong_token_names_its_setting() {
     let gateway = scripted(GatewayOptions::default()).await;
     let kept = Kept::start(&gateway.url(), "wrong");
     let why = kept.down("token").await;
-    assert!(why.contains("set gateway.token"), "{why}");
+    assert!(why.contains("set adapter.gateway.token"), "{why}");
     assert!(!kept.folder.path().join("device.json").exists());
 }
 
@@ -242,13 +242,13 @@ async fn what_is_no_gateway_is_told_from_a_gateway_that_is_down() {
         axum::serve(listener, app).await
     });
     let error = client::open(&request(&url, "t"), None).await.err().unwrap();
-    assert!(error.to_string().contains("check gateway.url"), "{error}");
+    assert!(error.to_string().contains("check adapter.gateway.url"), "{error}");
     assert!(!error.is_transient());
     server.abort();
     let _ = server.await;
     let error = client::open(&request(&url, "t"), None).await.err().unwrap();
     assert!(error.is_transient(), "{error:?}");
-    assert!(!error.to_string().contains("gateway.url"), "{error}");
+    assert!(!error.to_string().contains("adapter.gateway"), "{error}");
 }
 
 /// A Gateway of which a test writes every frame.

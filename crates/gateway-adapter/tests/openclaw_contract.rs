@@ -193,7 +193,7 @@ async fn refused_connects_name_what_to_do() {
     request.token = Some("wrong".to_owned());
     let error = client::open(&request, None).await.err().unwrap();
     assert!(matches!(error, ConnectError::Token(_)), "{error:?}");
-    assert!(error.to_string().contains("gateway.token"), "{error}");
+    assert!(error.to_string().contains("adapter.gateway.token"), "{error}");
 
     request.token = None;
     let error = client::open(&request, None).await.err().unwrap();

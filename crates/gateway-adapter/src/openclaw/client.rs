@@ -36,9 +36,9 @@ use super::{
 };
 
 /// Name of the setting that holds the Gateway's address, for messages.
-pub const SETTING_URL: &str = "gateway.url";
+pub const SETTING_URL: &str = "adapter.gateway.url";
 /// Name of the setting that holds the Gateway's token, for messages.
-pub const SETTING_TOKEN: &str = "gateway.token";
+pub const SETTING_TOKEN: &str = "adapter.gateway.token";
 
 const PROTOCOL: u32 = 4;
 const ROLE: &str = "operator";
