@@ -30,8 +30,9 @@ use crate::deadlines::{Alarm, Alarms, Timed};
 use crate::pending::PendingQuestions;
 use crate::presence::PresentStreams;
 
-/// How often a compare-and-set is tried again before its requester is asked to.
-const ATTEMPTS: usize = 16;
+/// How often a compare-and-set is tried again before its requester is asked to. Each failure means
+/// that another write of the same key went through.
+const ATTEMPTS: usize = 64;
 
 /// What the tasks of one router share.
 pub(crate) struct Router {
