@@ -56,7 +56,8 @@ pub(crate) async fn serve(
 ) -> std::io::Result<()> {
     let calls = Arc::new(Calls { adapter, cancelled: Mutex::default() });
     let overdue = close_overdue(calls.clone());
-    let serve = axum::serve(listener, plugin::routes(calls)).with_graceful_shutdown(shutdown.cancelled_owned());
+    let serve =
+        axum::serve(listener, plugin::routes(calls)).with_graceful_shutdown(shutdown.cancelled_owned());
     tokio::select! {
         result = async { serve.await } => result,
         () = overdue => Ok(()),
@@ -388,7 +389,9 @@ async fn close_overdue(calls: Arc<Calls>) {
     calls.adapter.entries_loaded().await;
     let mut due = BinaryHeap::new();
     let load = |due: &mut BinaryHeap<_>| {
-        due.extend(calls.adapter.open_entries().iter().filter_map(|e| closes_by_itself(&e.value)).map(Reverse));
+        due.extend(
+            calls.adapter.open_entries().iter().filter_map(|e| closes_by_itself(&e.value)).map(Reverse),
+        );
     };
     load(&mut due);
     loop {

@@ -76,9 +76,12 @@ impl Caller {
             let error = ApiError::new(StatusCode::BAD_REQUEST, "unknown_gateway", message);
             return Err(error.field("gateway").limit(ours).value(other));
         }
-        for (field, id) in
-            [("call", &id), ("sessionKey", &self.session_key), ("runId", &self.run_id), ("toolCallId", &tool_call)]
-        {
+        for (field, id) in [
+            ("call", &id),
+            ("sessionKey", &self.session_key),
+            ("runId", &self.run_id),
+            ("toolCallId", &tool_call),
+        ] {
             check_id(field, id)?;
         }
         let session = calls.adapter.session(&self.session_key);
@@ -185,9 +188,10 @@ impl From<Refused> for ApiError {
                 .field(invalid.field)
                 .limit(invalid.limit)
                 .value(invalid.value),
-            Refused::TooLarge { size, limit } => {
-                ApiError::new(StatusCode::BAD_REQUEST, "too_large", message).field("args").limit(limit).value(size)
-            }
+            Refused::TooLarge { size, limit } => ApiError::new(StatusCode::BAD_REQUEST, "too_large", message)
+                .field("args")
+                .limit(limit)
+                .value(size),
             Refused::Reused => ApiError::new(StatusCode::CONFLICT, "call_id_reused", message),
             Refused::Cancelled => ApiError::new(StatusCode::CONFLICT, "call_cancelled", message),
             Refused::Bus(_) => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_saved", message),
