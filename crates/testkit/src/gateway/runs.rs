@@ -8,7 +8,7 @@ use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::questions::{End, Prompt, Question, new_record};
-use super::state::{ActiveRun, Incoming, KeyState, Sender, State, extend};
+use super::state::{ActiveRun, Incoming, KeyState, Sender, State, assistant_message, extend};
 use super::wire::{covers, new_id, now_ms, text_content};
 use super::{Core, ToolOutcome, plugin};
 use crate::model::{self, Answer, Text};
@@ -67,6 +67,8 @@ pub(super) fn start(core: &Arc<Core>, state: &mut State, session: &str, incoming
         seq: 0,
         started_at: now_ms(),
         text: String::new(),
+        unsent: String::new(),
+        chat_sent_at: None,
         events: Vec::new(),
         steered: Vec::new(),
         abort: run.abort.clone(),
@@ -148,14 +150,17 @@ impl Run {
             return Err(Stop::Dead);
         };
         let (incoming, started_at) = (run.incoming.clone(), run.started_at);
-        state.add_user_row(&self.session, &incoming.text, &incoming.key, false);
-        if !incoming.by_agent_method {
+        let by_agent_method = incoming.by_agent_method;
+        let start = json!({"phase": "start", "startedAt": started_at});
+        if by_agent_method {
+            state.agent_event(&self.session, "lifecycle", &start);
+        } else {
             state.run_status(&self.session, "preparing_workspace");
             state.run_status(&self.session, "preparing_context");
         }
-        let start = json!({"phase": "start", "startedAt": started_at});
-        state.agent_event(&self.session, "lifecycle", &start);
-        if !incoming.by_agent_method {
+        state.add_user_row(&self.session, &incoming.text, &incoming.key, false);
+        if !by_agent_method {
+            state.agent_event(&self.session, "lifecycle", &start);
             state.run_status(&self.session, "starting_model");
         }
         Ok(())
@@ -185,15 +190,9 @@ impl Run {
                 let item = format!("{}:{turn}", self.items);
                 let data = json!({"text": said, "delta": piece, "itemId": item});
                 state.agent_event(&self.session, "assistant", &data);
-                let Some(run) = state.run(&self.session) else {
-                    return Err(Stop::Dead);
-                };
-                let between = if is_first && !run.text.is_empty() { "\n\n" } else { "" };
-                let delta = format!("{between}{piece}");
-                run.text.push_str(&delta);
-                let message = assistant_message(&run.text);
-                let fields = json!({"state": "delta", "deltaText": delta, "message": message});
-                state.chat_event(&self.session, &fields);
+                let goes_on = state.run(&self.session).is_some_and(|run| !run.text.is_empty());
+                let between = if is_first && goes_on { "\n\n" } else { "" };
+                state.chat_text(&self.session, &format!("{between}{piece}"));
             }
         }
         Ok(said)
@@ -215,6 +214,9 @@ impl Run {
         let reason = if calls.is_empty() { "stop" } else { "toolUse" };
         let mut state = self.state()?;
         state.agent_event(&self.session, "usage", &json!({"outputTokens": 5}));
+        if !calls.is_empty() {
+            state.flush_chat(&self.session);
+        }
         let row = json!({"role": "assistant", "content": content, "stopReason": reason});
         state.add_row(&self.session, row, &self.run_id, false);
         Ok(calls)
@@ -224,6 +226,9 @@ impl Run {
     fn inject(&self, state: &mut State) -> bool {
         let steered =
             state.run(&self.session).map(|run| std::mem::take(&mut run.steered)).unwrap_or_default();
+        if !steered.is_empty() {
+            state.flush_chat(&self.session);
+        }
         for message in &steered {
             state.add_user_row(&self.session, &message.text, &message.key, false);
             self.end_empty(state, message);
@@ -244,6 +249,7 @@ impl Run {
         let (text, started_at) = (run.text.clone(), run.started_at);
         let mut data = json!({"phase": "finishing", "stopReason": "stop", "aborted": false});
         state.agent_event(&self.session, "lifecycle", &data);
+        self.model_is_left(state);
         extend(
             &mut data,
             &json!({"phase": "end", "startedAt": started_at, "endedAt": now_ms(),
@@ -251,14 +257,21 @@ impl Run {
                 "executionSettled": true}),
         );
         state.agent_event(&self.session, "lifecycle", &data);
+        state.flush_chat(&self.session);
         let fields = json!({"state": "final", "stopReason": "stop",
             "message": assistant_message(&text)});
         state.chat_event(&self.session, &fields);
         self.leave(state, "ok", &text);
     }
 
+    fn model_is_left(&self, state: &mut State) {
+        let data = json!({"phase": "model", "provider": null, "model": null});
+        state.agent_event(&self.session, "lifecycle", &data);
+    }
+
     /// The abort itself told that the run is over; this tells what became of its parts.
     fn end_aborted(&self, state: &mut State) {
+        self.model_is_left(state);
         let data = json!({"phase": "error", "error": "This operation was aborted",
             "aborted": true, "stopReason": "aborted", "endedAt": now_ms(),
             "executionSettled": true});
@@ -541,10 +554,6 @@ fn prompts_of(args: &Value) -> Result<Vec<Prompt>, String> {
 
 fn args(call: &Call) -> Value {
     serde_json::from_str(&call.args).unwrap_or_else(|_| json!({"_raw": call.args}))
-}
-
-fn assistant_message(text: &str) -> Value {
-    json!({"role": "assistant", "content": text_content(text), "timestamp": now_ms()})
 }
 
 /// Words with the white space before them.

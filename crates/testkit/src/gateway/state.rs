@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedSender;
@@ -11,10 +12,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::questions::{End, Question, not_found};
 use super::runs::ToolResult;
-use super::wire::{Rejection, covers, new_id, now_ms};
+use super::wire::{Rejection, covers, new_id, now_ms, text_content};
 use super::{Fault, PluginEndpoint, Request, ToolOutcome};
 
 const FRAMES_KEPT: usize = 20_000;
+/// Text that comes faster than this is joined into one `chat` event.
+const CHAT_EVERY: Duration = Duration::from_millis(150);
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -105,6 +108,9 @@ pub(super) struct ActiveRun {
     pub started_at: u64,
     /// What it has said, all model turns together.
     pub text: String,
+    /// The end of `text` that no `chat` event has carried yet.
+    pub unsent: String,
+    pub chat_sent_at: Option<Instant>,
     pub events: Vec<Value>,
     pub steered: Vec<Incoming>,
     pub abort: CancellationToken,
@@ -251,12 +257,41 @@ impl State {
         self.send_event("chat", &event, |_, c| covers(&c.scopes, "operator.read"));
     }
 
-    /// How far a run has got in its preparation: one step, told twice.
-    pub fn run_status(&mut self, session: &str, phase: &str) {
-        if let Some(run) = self.run(session) {
-            run.seq += 1;
+    /// Adds to what the active run has said; `chat` tells it now or joined with what follows.
+    pub fn chat_text(&mut self, session: &str, text: &str) {
+        let Some(run) = self.run(session) else {
+            return;
+        };
+        run.text.push_str(text);
+        run.unsent.push_str(text);
+        let due = |sent: Instant| sent.elapsed() >= CHAT_EVERY;
+        if run.chat_sent_at.is_none_or(due) {
+            self.flush_chat(session);
         }
-        self.chat_event(session, &json!({"state": "status", "phase": phase}));
+    }
+
+    /// Tells what the active run has said and `chat` has not told yet.
+    pub fn flush_chat(&mut self, session: &str) {
+        let Some(run) = self.run(session).filter(|run| !run.unsent.is_empty()) else {
+            return;
+        };
+        run.chat_sent_at = Some(Instant::now());
+        let delta = std::mem::take(&mut run.unsent);
+        let message = assistant_message(&run.text);
+        let fields = json!({"state": "delta", "deltaText": delta, "message": message});
+        self.chat_event(session, &fields);
+    }
+
+    /// How far a run has got in its preparation: one step, told twice unless nobody waits for
+    /// this run by its id.
+    pub fn run_status(&mut self, session: &str, phase: &str) {
+        let Some(run) = self.run(session) else {
+            return;
+        };
+        run.seq += 1;
+        if run.incoming.run_id == run.incoming.key {
+            self.chat_event(session, &json!({"state": "status", "phase": phase}));
+        }
         self.agent_event_at(session, "run_status", &json!({"phase": phase}), false);
     }
 
@@ -288,6 +323,9 @@ impl State {
         row["timestamp"] = now_ms().into();
         row["__openclaw"] = meta;
         session.rows.push(row.clone());
+        if row["role"] == "toolResult" {
+            return;
+        }
         let event = json!({"sessionKey": key, "agentId": session.agent_id, "message": row,
             "messageId": id, "messageSeq": number});
         self.send_event("session.message", &event, |_, c| c.subscribed);
@@ -321,9 +359,12 @@ impl State {
         run.aborted = true;
         run.abort.cancel();
         run.seq += 1;
-        let started_at = run.started_at;
-        let state = json!({"state": "aborted", "stopReason": reason});
-        self.chat_event(session, &state);
+        let (started_at, text) = (run.started_at, run.text.clone());
+        let mut fields = json!({"state": "aborted", "stopReason": reason});
+        if !text.is_empty() {
+            fields["message"] = assistant_message(&text);
+        }
+        self.chat_event(session, &fields);
         let end = json!({"phase": "end", "status": "cancelled", "aborted": true,
             "stopReason": reason, "startedAt": started_at, "endedAt": now_ms()});
         self.agent_event_at(session, "lifecycle", &end, false);
@@ -334,6 +375,10 @@ impl State {
         }
         Some(id)
     }
+}
+
+pub(super) fn assistant_message(text: &str) -> Value {
+    json!({"role": "assistant", "content": text_content(text), "timestamp": now_ms()})
 }
 
 pub(super) fn extend(event: &mut Value, fields: &Value) {
