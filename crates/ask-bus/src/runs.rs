@@ -1,7 +1,9 @@
 //! What the runs put out: written by adapters, replayed and followed by emitters.
 
-use ask_core::key::SessionKey;
-use ask_core::wire::RunItem;
+use std::collections::BTreeMap;
+
+use ask_core::key::{SessionKey, encode_token};
+use ask_core::wire::{RunEvent, RunItem};
 use async_nats::jetstream::consumer::DeliverPolicy;
 use async_nats::jetstream::consumer::push::OrderedConfig;
 use futures::StreamExt;
@@ -92,6 +94,42 @@ impl Bus {
             }
         }
         Ok(items)
+    }
+
+    /// The first item of each run of a gateway that began, or whose message was sent, and that has
+    /// not ended, as far as `RUNS` goes back.
+    ///
+    /// # Errors
+    /// While the server can't be reached.
+    pub async fn runs_not_ended(&self, gateway: &str) -> Result<Vec<RunItem>, BusError> {
+        let stream = self.stream(RUNS).await?;
+        let broken = |e: String| BusError::unavailable("can't look through RUNS", e);
+        let gateway = encode_token(gateway);
+        let kinds = ["sent", "started", "failed", "ended"];
+        let config = OrderedConfig {
+            filter_subjects: kinds.map(|kind| format!("run.{gateway}.*.*.{kind}")).to_vec(),
+            ..self.runs_from(String::new(), 0)
+        };
+        let consumer = stream.create_consumer(config).await.map_err(|e| broken(e.to_string()))?;
+        let mut left = consumer.cached_info().num_pending;
+        let mut messages = consumer.messages().await.map_err(|e| broken(e.to_string()))?;
+        let mut open: BTreeMap<(SessionKey, String), RunItem> = BTreeMap::new();
+        while left > 0 {
+            let message = messages.next().await.ok_or_else(|| broken("it ended early".into()))?;
+            let message = message.map_err(|e| broken(e.to_string()))?;
+            left = message.info().map_err(|e| broken(e.to_string()))?.pending;
+            // What can't be read is parked by those who follow RUNS.
+            let Ok(item) = decode::<RunItem>(&message.subject, &message.payload) else {
+                continue;
+            };
+            let run = (item.session.clone(), item.run.clone());
+            if matches!(item.what, RunEvent::Ended { .. } | RunEvent::Failed { .. }) {
+                open.remove(&run);
+            } else {
+                open.entry(run).or_insert(item);
+            }
+        }
+        Ok(open.into_values().collect())
     }
 
     /// Follows all runs from now on, over reconnects, without a gap: one feed per process.

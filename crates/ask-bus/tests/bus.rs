@@ -1,0 +1,228 @@
+//! The bus on a real nats-server.
+
+use std::time::Duration;
+
+use ask_bus::seal::OpenKey;
+use ask_bus::{Bus, BusError, BusOptions, Change, Lease, Provisioning, Stored, Watch};
+use ask_core::SCHEMA;
+use ask_core::entry::{Entry, Road, Verdict};
+use ask_core::key::{QuestionKey, SessionKey};
+use ask_core::outcome::{CancelReason, Returned};
+use ask_core::question::{Prompt, Question};
+use ask_core::reply::{Answer, Reply, ReplyContent, Responder};
+use ask_core::session::SendBy;
+use ask_core::surface::Surface;
+use ask_core::time::Timestamp;
+use ask_core::wire::{ChatItem, RunEvent, RunItem};
+use testkit::nats::{NatsOptions, NatsServer};
+
+const WITHIN: Duration = Duration::from_secs(20);
+
+async fn provisioned() -> (NatsServer, Bus) {
+    let server = NatsServer::start_with(NatsOptions { fsync: true, ..Default::default() }).await.unwrap();
+    let bus = connect(&server).await;
+    bus.provision(&Provisioning { gateways: vec!["g".into()], replicas: 1 }).await.unwrap();
+    (server, bus)
+}
+
+async fn connect(server: &NatsServer) -> Bus {
+    Bus::connect(BusOptions { url: server.url(), name: "test".into(), ..Default::default() }).await.unwrap()
+}
+
+async fn until<T>(condition: impl AsyncFn() -> Option<T>) -> T {
+    let wait = async {
+        loop {
+            if let Some(value) = condition().await {
+                return value;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(WITHIN, wait).await.expect("the condition did not come true in time")
+}
+
+fn key(question: &str) -> QuestionKey {
+    format!("g.s.r.{question}").parse().unwrap()
+}
+
+fn entry(id: &str, secret: bool) -> Entry {
+    let question = Question::new(vec![Prompt { secret, ..Prompt::free_text("What?") }]).unwrap();
+    let now = Timestamp::now();
+    let deadline = now.plus(Duration::from_secs(60));
+    Entry::ask(key(id), Road::Plugin, "tool", "call", question, now, deadline, None).unwrap()
+}
+
+fn answered(entry: &Entry, answer: Answer) -> Entry {
+    let by = Responder { user: "alice".into(), name: None, chat: None };
+    let content = ReplyContent::Answers { answers: [("answer".into(), answer)].into() };
+    let reply = Reply { id: "r1".into(), by, surface: Surface::Masked, content };
+    let Verdict::Decide(next) = entry.reply(&reply, Timestamp::now()) else { panic!() };
+    *next
+}
+
+fn text(run: &str, text: &str) -> RunItem {
+    let what = RunEvent::Text { text: text.into() };
+    RunItem { schema: SCHEMA, session: SessionKey::new("g", "s"), run: run.into(), seq: 1, what }
+}
+
+async fn next_put(watch: &mut Watch<Entry>) -> Stored<Entry> {
+    let wait = async {
+        loop {
+            if let Some(stored) = watch.next().await.unwrap().into_stored() {
+                return stored;
+            }
+        }
+    };
+    tokio::time::timeout(WITHIN, wait).await.expect("no entry came in time")
+}
+
+#[tokio::test]
+async fn a_call_that_is_asked_again_finds_its_entry() {
+    let (_server, bus) = provisioned().await;
+    let first = bus.write_asked(&entry("q", false)).await.unwrap();
+    let cancelled = first.value.cancel(CancelReason::Stop, "stop", Timestamp::now()).unwrap();
+    bus.write_decided(&cancelled, first.revision).await.unwrap();
+    let again = bus.write_asked(&entry("q", false)).await.unwrap();
+    assert_eq!(again.value, cancelled);
+}
+
+#[tokio::test]
+async fn n6_a_failed_compare_and_set_changes_nothing() {
+    let (_server, bus) = provisioned().await;
+    let first = bus.write_asked(&entry("q", false)).await.unwrap();
+    let answered = answered(&first.value, Answer::text("yes"));
+    bus.write_decided(&answered, first.revision).await.unwrap();
+    let cancelled = first.value.cancel(CancelReason::Stop, "stop", Timestamp::now()).unwrap();
+    let second = bus.write_decided(&cancelled, first.revision).await;
+    assert!(matches!(second, Err(BusError::Conflict { .. })), "{second:?}");
+    assert_eq!(bus.question(&key("q")).await.unwrap().unwrap().value, answered);
+}
+
+#[tokio::test]
+async fn a_secret_is_unreachable_once_its_question_is_returned() {
+    let (_server, bus) = provisioned().await;
+    let (open, seal) = OpenKey::generate().unwrap();
+    bus.write_seal_key("g", &seal).await.unwrap();
+    let asked = bus.write_asked(&entry("q", true)).await.unwrap();
+    let sealed = bus.seal_key("g").await.unwrap().unwrap().seal("hunter2", &key("q"), "r1").unwrap();
+    let decided = answered(&asked.value, Answer::Sealed(sealed.clone()));
+    let revision = bus.write_decided(&decided, asked.revision).await.unwrap();
+    assert_eq!(*open.open(&sealed, &key("q"), "r1").unwrap(), "hunter2");
+    let delivered = Returned::Delivered { proof: "acknowledged".into() };
+    let closed = decided.close(delivered, Timestamp::now()).unwrap();
+    bus.write_returned(&closed, revision, true).await.unwrap();
+    let history = bus.question_history(&key("q")).await.unwrap();
+    assert_eq!(history.len(), 1, "older values are rolled up");
+    let left = serde_json::to_string(&history[0].0.value).unwrap();
+    assert!(!left.contains(&sealed.ciphertext) && left.contains("hidden"));
+}
+
+#[tokio::test]
+async fn n7_a_watch_loads_everything_and_misses_nothing_over_a_restart_of_the_server() {
+    let (server, bus) = provisioned().await;
+    bus.write_asked(&entry("q1", false)).await.unwrap();
+    let mut watch = bus.watch_questions(Some("g"));
+    assert_eq!(next_put(&mut watch).await.value.key, key("q1"));
+    assert!(matches!(watch.next().await, Some(Change::Loaded)));
+    bus.write_asked(&entry("q2", false)).await.unwrap();
+    assert_eq!(next_put(&mut watch).await.value.key, key("q2"));
+    server.restart().await.unwrap();
+    until(async || bus.write_asked(&entry("q3", false)).await.ok()).await;
+    while next_put(&mut watch).await.value.key != key("q3") {}
+}
+
+#[tokio::test]
+async fn an_empty_bucket_counts_as_loaded() {
+    let (_server, bus) = provisioned().await;
+    let mut watch = bus.watch_sessions();
+    assert!(matches!(watch.next().await, Some(Change::Loaded)));
+}
+
+#[tokio::test]
+async fn runs_are_replayed_and_followed_without_a_gap_over_a_restart_of_the_server() {
+    let (server, bus) = provisioned().await;
+    let first = bus.write_run(&text("r", "a")).await.unwrap();
+    let mut feed = bus.follow_runs().await.unwrap();
+    assert_eq!(feed.begins.sequence, first);
+    let second = bus.write_run(&text("r", "b")).await.unwrap();
+    assert_eq!(feed.next().await.unwrap().sequence, second);
+    server.restart().await.unwrap();
+    until(async || bus.write_run(&text("r", "c")).await.ok()).await;
+    assert_eq!(feed.next().await.unwrap().item, text("r", "c"));
+    let replayed = bus.replay_runs(&SessionKey::new("g", "s"), first).await.unwrap();
+    let items: Vec<_> = replayed.iter().map(|d| d.item.clone()).collect();
+    assert_eq!(items, [text("r", "b"), text("r", "c")]);
+    assert_eq!(bus.replay_runs(&SessionKey::new("g", "other"), 0).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn what_is_not_acknowledged_comes_again_and_what_is_does_not() {
+    let (_server, bus) = provisioned().await;
+    let item = |run: &str| ChatItem {
+        schema: SCHEMA,
+        session: SessionKey::new("g", "s"),
+        message: run.into(),
+        run: run.into(),
+        number: 1,
+        send: SendBy::ChatSend,
+        text: "hello".into(),
+        attachments: Vec::new(),
+    };
+    bus.write_chat(&item("r1")).await.unwrap();
+    bus.write_chat(&item("r2")).await.unwrap();
+    let mut items = bus.chat_items("g").await.unwrap();
+    let first = items.next().await.unwrap();
+    assert_eq!((first.item.run.as_str(), first.attempt), ("r1", 1));
+    first.done().await.unwrap();
+    let second = items.next().await.unwrap();
+    second.later(Duration::from_millis(1)).await;
+    let again = items.next().await.unwrap();
+    assert_eq!((again.item.run.as_str(), again.attempt), ("r2", 2));
+}
+
+#[tokio::test]
+async fn of_two_who_take_the_lease_one_gets_it() {
+    let (_server, bus) = provisioned().await;
+    let lease = |holder: &str| Lease { holder: holder.into(), epoch: 1, renewal: 0 };
+    let revision = bus.write_lease("g", &lease("a"), 0).await.unwrap();
+    assert!(matches!(bus.write_lease("g", &lease("b"), 0).await, Err(BusError::Conflict { .. })));
+    assert_eq!(bus.lease("g").await.unwrap(), Some(Stored { value: lease("a"), revision }));
+}
+
+#[tokio::test]
+async fn what_was_not_provisioned_is_named_and_never_made() {
+    let server = NatsServer::start().await.unwrap();
+    let bus = connect(&server).await;
+    let missing = until(async || match bus.check().await {
+        Err(error @ BusError::NotProvisioned { .. }) => Some(error.to_string()),
+        _ => None,
+    });
+    assert_eq!(missing.await, "the stream KV_ask is missing on the nats server; run `askctl provision`");
+    let written = bus.write_asked(&entry("q", false)).await;
+    assert!(matches!(written, Err(BusError::NotProvisioned { .. })), "{written:?}");
+}
+
+#[tokio::test]
+async fn provisioning_again_keeps_everything() {
+    let (_server, bus) = provisioned().await;
+    bus.write_asked(&entry("q", false)).await.unwrap();
+    bus.provision(&Provisioning { gateways: vec!["g".into(), "h".into()], replicas: 1 }).await.unwrap();
+    assert_eq!(bus.all_questions().await.unwrap().len(), 1);
+    bus.chat_items("h").await.unwrap();
+}
+
+#[tokio::test]
+async fn an_entry_that_can_not_be_read_is_parked_and_blocks_nothing() {
+    let (server, bus) = provisioned().await;
+    bus.write_asked(&entry("q1", false)).await.unwrap();
+    let jetstream = async_nats::jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    jetstream.publish("$KV.ask.g.s.r.bad", "{nonsense".into()).await.unwrap().await.unwrap();
+    bus.write_asked(&entry("q2", false)).await.unwrap();
+    let mut watch = bus.watch_questions(None);
+    assert_eq!(next_put(&mut watch).await.value.key, key("q1"));
+    assert_eq!(next_put(&mut watch).await.value.key, key("q2"));
+    let dead = jetstream.get_stream("DEAD").await.unwrap();
+    let parked = dead.get_last_raw_message_by_subject("dead.KV.ask.g.s.r.bad").await.unwrap();
+    assert_eq!(parked.payload.as_ref(), b"{nonsense");
+    assert!(parked.headers.get("Askbus-Reason").is_some());
+}
