@@ -227,7 +227,7 @@ impl FrontEnd {
         }
     }
 
-    /// Reports what happened to a question: `delivered`, `refused` or `unsupported`.
+    /// Reports what happened to a question: `delivered`, `waiting`, `refused` or `unsupported`.
     ///
     /// # Errors
     /// The emitter has not taken it within 30 seconds.
