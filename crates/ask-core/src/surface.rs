@@ -100,17 +100,12 @@ pub fn choose(
         Audience::Absent { surfaces } if candidates(question).iter().any(|s| surfaces.contains(s)) => {
             return (Showing::Wait, "front_end_absent");
         }
-        Audience::Absent { .. } => {
-            return (Showing::Undeliverable(Undeliverable::Unsupported), "front_end_can_not_show_it");
-        }
+        Audience::Absent { .. } => return unable(road),
         Audience::Present { surfaces, looking } => (surfaces, *looking),
     };
     let able: Vec<Surface> = candidates(question).into_iter().filter(|s| surfaces.contains(s)).collect();
     if able.is_empty() {
-        return match road {
-            Road::Native => (Showing::Wait, "left_to_the_gateway"),
-            _ => (Showing::Undeliverable(Undeliverable::Unsupported), "front_end_can_not_show_it"),
-        };
+        return unable(road);
     }
     let untried: Vec<Surface> = able.iter().copied().filter(|s| !tried.contains(s)).collect();
     let live_possible = able.iter().any(|s| is_live(*s));
@@ -164,6 +159,13 @@ fn rule_of(question: &Question, surface: Surface) -> &'static str {
         Surface::Durable => "durable_card_when_nobody_looks",
         Surface::Text => "text_without_dialogs",
         _ => "dialog_of_an_older_front_end",
+    }
+}
+
+fn unable(road: Road) -> (Showing, &'static str) {
+    match road {
+        Road::Native => (Showing::Wait, "left_to_the_gateway"),
+        _ => (Showing::Undeliverable(Undeliverable::Unsupported), "front_end_can_not_show_it"),
     }
 }
 
@@ -323,6 +325,15 @@ mod tests {
                 vec![],
                 Undeliverable(super::Undeliverable::Unsupported),
                 "front_end_can_not_show_it",
+            ),
+            (
+                "absent, unable, native",
+                ask(secret),
+                Road::Native,
+                Audience::Absent { surfaces: [Surface::Text].into() },
+                vec![],
+                Wait,
+                "left_to_the_gateway",
             ),
             (
                 "nobody, plugin",
