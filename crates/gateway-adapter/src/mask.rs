@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ask_core::entry::Road;
 use ask_core::key::QuestionKey;
 use serde_json::Value;
 use zeroize::Zeroizing;
@@ -14,6 +15,7 @@ pub(crate) const MASK: &str = "•••";
 #[derive(Default)]
 pub(crate) struct Secrets {
     held: Mutex<HashMap<(String, String), Vec<Held>>>,
+    lost: Mutex<HashMap<(String, String), Road>>,
 }
 
 struct Held {
@@ -45,6 +47,25 @@ impl Secrets {
         of_run.is_some_and(|secrets| secrets.iter().any(|h| h.question == key.question))
     }
 
+    /// A secret was given in the run of this question, and its value is not at hand.
+    pub(crate) fn lose(&self, key: &QuestionKey, road: Road) {
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        // Only the plugin hides values itself: one secret of another road is enough to hide all.
+        lost.entry((key.session.clone(), key.run.clone()))
+            .and_modify(|known| {
+                if road != Road::Plugin {
+                    *known = road;
+                }
+            })
+            .or_insert(road);
+    }
+
+    /// The road of a secret of this run that can't be masked.
+    pub(crate) fn lost(&self, session: &str, run: &str) -> Option<Road> {
+        let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        lost.get(&(session.to_owned(), run.to_owned())).copied()
+    }
+
     /// What to mask in this run now.
     pub(crate) fn mask(&self, session: &str, run: &str) -> Mask {
         let held = self.lock();
@@ -65,7 +86,9 @@ impl Secrets {
 
     /// Forgets the secrets of a run that has ended.
     pub(crate) fn forget(&self, session: &str, run: &str) {
-        self.lock().remove(&(session.to_owned(), run.to_owned()));
+        let run = (session.to_owned(), run.to_owned());
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner).remove(&run);
+        self.lock().remove(&run);
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<(String, String), Vec<Held>>> {

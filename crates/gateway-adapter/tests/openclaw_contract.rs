@@ -314,6 +314,7 @@ async fn the_agent_method_leaves_a_pending_question_alone_and_runs_afterwards() 
         session_key: chat.session.clone(),
         message: "Tell me a joke".to_owned(),
         idempotency_key: Uuid::new_v4().to_string(),
+        attachments: Vec::new(),
     };
     let accepted = chat.client.agent(&turn).await.unwrap();
     assert_eq!(accepted.run_id, turn.idempotency_key);

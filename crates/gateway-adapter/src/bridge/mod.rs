@@ -1,6 +1,13 @@
 //! Between the Gateway and the bus: what the one active replica of a gateway does.
 
+mod chat;
 mod lease;
+mod link;
+mod questions;
+mod reconcile;
+mod requests;
+mod returns;
+mod run_output;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,14 +15,22 @@ use std::time::Duration;
 use anyhow::Context as _;
 use ask_bus::BusError;
 use service_kit::Health;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::adapter::Adapter;
 use crate::config::GatewayConfig;
 use crate::openclaw::client::{REQUIRED_SCOPES, Request};
-use crate::openclaw::connection::{Connection, Options, State};
+use crate::openclaw::connection::{Connected, Connection, Options, State};
 use crate::openclaw::url::GatewayUrl;
+use run_output::Runs;
+
+/// How many rows of a transcript are looked at.
+const HISTORY: u32 = 200;
+/// How often it is looked at what a Gateway that can't be reached leaves undecided.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// How the Gateway is connected to.
 ///
@@ -108,14 +123,76 @@ async fn active(adapter: &Arc<Adapter>, options: &Options, health: &Health, stop
     };
     let work = async {
         adapter.entries_loaded().await;
-        while let Some(mut connected) = connections.recv().await {
-            while connected.events.recv().await.is_some() {}
-        }
+        tokio::join!(
+            hold_secrets(adapter),
+            requests::serve(adapter, &connection),
+            follow_connections(adapter, &mut connections, stop)
+        );
     };
     tokio::select! {
         () = readiness => {}
         () = work => {}
         () = stop.cancelled() => {}
+    }
+}
+
+/// Works on one connection after the other.
+async fn follow_connections(
+    adapter: &Arc<Adapter>,
+    connections: &mut mpsc::Receiver<Connected>,
+    stop: &CancellationToken,
+) {
+    let runs = Runs::new(adapter.clone(), stop.clone());
+    loop {
+        let connected = tokio::select! {
+            connected = connections.recv() => connected,
+            () = sleep(LOOK) => {
+                returns::close_unreachable(adapter).await;
+                continue;
+            }
+        };
+        let Some(connected) = connected else { return };
+        runs.forget_known();
+        let before = boot_id(adapter).await;
+        let is_new_boot = before.is_some_and(|before| before != connected.boot_id);
+        if is_new_boot {
+            tracing::warn!(boot_id = connected.boot_id, "the gateway was restarted");
+        }
+        link::follow(adapter, &runs, connected, is_new_boot, stop.child_token()).await;
+    }
+}
+
+async fn boot_id(adapter: &Adapter) -> Option<String> {
+    let mut pause = questions::Pause::default();
+    loop {
+        match adapter.bus.boot_id(adapter.gateway()).await {
+            Ok(boot_id) => return boot_id,
+            Err(error) => tracing::warn!(%error, "the last boot id was not read; trying again"),
+        }
+        pause.wait().await;
+    }
+}
+
+/// Has the values of all secrets at hand that calls of running runs may have, whichever replica
+/// serves the call.
+async fn hold_secrets(adapter: &Arc<Adapter>) {
+    let mut changes = adapter.entry_changes();
+    loop {
+        for stored in adapter.open_entries() {
+            if stored.value.holds_secret() {
+                run_output::hold_secret(adapter, &stored.value);
+            }
+        }
+        loop {
+            match changes.recv().await {
+                Ok(stored) if stored.value.holds_secret() => {
+                    run_output::hold_secret(adapter, &stored.value);
+                }
+                Ok(_) => {}
+                Err(RecvError::Lagged(_)) => break,
+                Err(RecvError::Closed) => return,
+            }
+        }
     }
 }
 

@@ -70,6 +70,9 @@ pub struct AgentTurn {
     pub message: String,
     /// Also the run id.
     pub idempotency_key: String,
+    /// Files, as the Gateway takes them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub attachments: Vec<Value>,
 }
 
 /// A run that was accepted.

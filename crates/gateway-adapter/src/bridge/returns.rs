@@ -1,0 +1,307 @@
+//! The way back: what the agent gets of a decided question, and the proof that it has it.
+
+use std::time::Duration;
+
+use ask_bus::trace::continue_from;
+use ask_bus::{BusError, Stored};
+use ask_core::entry::{DecidedBy, Entry, Road};
+use ask_core::key::QuestionKey;
+use ask_core::outcome::{CancelReason, Outcome, Returned};
+use ask_core::result::tool_result;
+use ask_core::surface::Surface;
+use ask_core::time::Timestamp;
+use sha2::{Digest, Sha256};
+use tracing::Instrument;
+
+use super::link::Link;
+use super::questions::{Pause, answers_of, gateway_reply_id, outcome_of};
+use crate::adapter::Adapter;
+use crate::openclaw::calls::Resolution;
+use crate::openclaw::client::GatewayError;
+use crate::openclaw::frames::{
+    Answers, QUESTION_ALREADY_TERMINAL, QUESTION_INVALID_ANSWER, QUESTION_NOT_FOUND,
+};
+
+/// How long after the Gateway's expiry an outcome may still be proven: so long it keeps the record.
+const PROVABLE: Duration = Duration::from_secs(15);
+/// Longest `resolutionId` that the Gateway takes.
+const MAX_RESOLUTION_ID: usize = 128;
+/// How long a tool result waits for its outcome to be seen here.
+const RESULT_GRACE: Duration = Duration::from_secs(2);
+
+/// Gives the decision of a native question to the Gateway, and closes it with what came of it.
+pub(super) async fn give_back(link: &Link, decided: &Stored<Entry>) {
+    let entry = &decided.value;
+    if entry.returned().is_some() {
+        return;
+    }
+    let span = tracing::info_span!(
+        "process ask",
+        otel.kind = "consumer",
+        messaging.system = "nats",
+        messaging.operation.name = "process",
+        messaging.operation.type = "process",
+        messaging.destination.template = "ask",
+        askbus.question = %entry.key.question,
+        askbus.session = %entry.key.session,
+        askbus.run = %entry.key.run,
+    );
+    continue_from(&span, entry.traceparent.as_deref());
+    async {
+        let returned = match by_gateway(entry) {
+            Some(returned) => returned,
+            None => resolve(link, entry).await,
+        };
+        close(&link.adapter, &entry.key, returned).await;
+    }
+    .instrument(span)
+    .await;
+}
+
+/// What became of an outcome that the Gateway itself gave.
+fn by_gateway(entry: &Entry) -> Option<Returned> {
+    let decision = entry.decision()?;
+    match &decision.by {
+        DecidedBy::Reply { id, surface: Surface::Gateway, .. } if *id == gateway_reply_id(&entry.key) => {
+            let lost = Outcome::Cancelled { reason: CancelReason::GatewayRestart };
+            Some(if decision.outcome == lost {
+                Returned::Unconfirmed { why: "gateway_restart".into() }
+            } else {
+                Returned::Delivered { proof: "decided by the gateway".into() }
+            })
+        }
+        _ => None,
+    }
+}
+
+async fn resolve(link: &Link, entry: &Entry) -> Returned {
+    let id = resolution_id(entry);
+    let by = resolved_by(entry, &id);
+    let mut pause = Pause::default();
+    loop {
+        if is_past_proof(&link.adapter, entry) {
+            return Returned::Unconfirmed { why: "gateway_unreachable".into() };
+        }
+        let resolution = match resolution(link, entry) {
+            Ok(resolution) => resolution,
+            Err(why) => {
+                tracing::error!(question = %entry.key, why, "an answer can't be given to the gateway");
+                return withdraw(link, entry, &by, &id, why).await;
+            }
+        };
+        match link.client.question_resolve(&entry.key.question, &resolution, &by, &id).await {
+            Ok(_) => return Returned::Delivered { proof: "resolved".into() },
+            Err(error) => match error.reason() {
+                Some(QUESTION_ALREADY_TERMINAL) => {
+                    if let Some(returned) = what_it_has(link, entry, &id).await {
+                        return returned;
+                    }
+                }
+                Some(QUESTION_NOT_FOUND) => return in_transcript(link, entry).await,
+                Some(QUESTION_INVALID_ANSWER) => {
+                    tracing::error!(question = %entry.key, %error, "the gateway does not take the answer");
+                    return withdraw(link, entry, &by, &id, &format!("invalid_answer: {error}")).await;
+                }
+                _ => tracing::warn!(question = %entry.key, %error, "not given back yet; trying again"),
+            },
+        }
+        pause.wait().await;
+    }
+}
+
+/// Ends a question whose answer the Gateway can't take, so that its run does not wait in vain.
+async fn withdraw(link: &Link, entry: &Entry, by: &str, id: &str, why: &str) -> Returned {
+    let mut pause = Pause::default();
+    while let Err(error) =
+        link.client.question_resolve(&entry.key.question, &Resolution::Cancel, by, id).await
+    {
+        if matches!(error, GatewayError::Refused { .. }) && !error.is_retryable() {
+            break;
+        }
+        pause.wait().await;
+    }
+    Returned::Unconfirmed { why: why.into() }
+}
+
+/// The Gateway has an outcome already: ours from an earlier try, or another one (rules N1, N2).
+/// `None` when it can't be told yet.
+async fn what_it_has(link: &Link, entry: &Entry, id: &str) -> Option<Returned> {
+    let outcome = &entry.decision()?.outcome;
+    match link.client.question_get(&entry.key.question).await {
+        Ok(record) => {
+            let theirs = outcome_of(&entry.question, &record);
+            let by = record.resolved_by;
+            Some(if by.as_deref().is_some_and(|by| by.ends_with(id)) {
+                Returned::Delivered { proof: "resolution_id".into() }
+            } else if outcome.is_no_answer() && theirs.is_no_answer() {
+                Returned::Delivered { proof: "the gateway has no answer either".into() }
+            } else {
+                Returned::Overruled { by, outcome: theirs }
+            })
+        }
+        Err(error) if error.reason() == Some(QUESTION_NOT_FOUND) => Some(in_transcript(link, entry).await),
+        Err(error) => {
+            tracing::warn!(question = %entry.key, %error, "the gateway's outcome was not read; trying again");
+            None
+        }
+    }
+}
+
+/// The Gateway holds the question no more: only the tool result in the transcript can tell
+/// (rules N3, N4).
+async fn in_transcript(link: &Link, entry: &Entry) -> Returned {
+    let unconfirmed = || Returned::Unconfirmed {
+        why: if link.is_new_boot { "gateway_restart" } else { "question_not_found" }.into(),
+    };
+    let (Some(result), Some(decision)) = (link.result_in_history(entry).await, entry.decision()) else {
+        return unconfirmed();
+    };
+    match (result, &decision.outcome) {
+        (Some(theirs), Outcome::Answered { .. }) => {
+            let ours = answers(link, entry).ok();
+            if ours.as_ref() == Some(&theirs) || entry.question.is_secret() {
+                Returned::Delivered { proof: "tool_result".into() }
+            } else {
+                let outcome = Outcome::Answered { answers: answers_of(&entry.question, &theirs) };
+                Returned::Overruled { by: None, outcome }
+            }
+        }
+        (Some(theirs), _) => {
+            let outcome = Outcome::Answered { answers: answers_of(&entry.question, &theirs) };
+            Returned::Overruled { by: None, outcome }
+        }
+        (None, Outcome::Answered { .. }) => {
+            let outcome = Outcome::Cancelled { reason: CancelReason::RunEnded };
+            Returned::Overruled { by: None, outcome }
+        }
+        (None, _) => Returned::Delivered { proof: "tool_result".into() },
+    }
+}
+
+fn resolution(link: &Link, entry: &Entry) -> Result<Resolution, &'static str> {
+    match entry.decision().map(|d| &d.outcome) {
+        Some(Outcome::Answered { .. }) => answers(link, entry).map(Resolution::Answers),
+        _ => Ok(Resolution::Cancel),
+    }
+}
+
+/// The answers as the Gateway takes them: labels and own words by prompt.
+fn answers(link: &Link, entry: &Entry) -> Result<Answers, &'static str> {
+    let Some(Outcome::Answered { answers }) = entry.decision().map(|d| &d.outcome) else {
+        return Ok(Answers::default());
+    };
+    let secret = link.adapter.open_secret(entry).map_err(|error| {
+        tracing::error!(question = %entry.key, %error, "a secret can't be opened");
+        "secret_not_readable"
+    })?;
+    let given = entry.question.prompts.iter().filter_map(|prompt| {
+        let answer = answers.get(&prompt.id)?;
+        let values = match (&secret, prompt.secret) {
+            (Some(secret), true) => vec![secret.as_str().to_owned()],
+            _ => answer.values(prompt),
+        };
+        Some((prompt.id.clone(), values))
+    });
+    Ok(Answers { answers: given.collect() })
+}
+
+/// By this the Gateway's record tells whether it has our outcome.
+fn resolution_id(entry: &Entry) -> String {
+    let id = match entry.decision().map(|d| &d.by) {
+        Some(DecidedBy::Reply { id, .. }) => id.clone(),
+        Some(DecidedBy::Rule { name }) => format!("{name}-{}", entry.key.question),
+        None => entry.key.question.clone(),
+    };
+    if id.len() <= MAX_RESOLUTION_ID { id } else { hex::encode(Sha256::digest(&id)) }
+}
+
+fn resolved_by(entry: &Entry, id: &str) -> String {
+    match entry.decision().map(|d| &d.by) {
+        Some(DecidedBy::Reply { responder, surface, .. }) => {
+            format!("askbus:{}:{}:{id}", surface.name(), responder.user)
+        }
+        _ => format!("askbus:{id}"),
+    }
+}
+
+/// True once the Gateway can prove nothing about a question any more.
+fn is_past_proof(adapter: &Adapter, entry: &Entry) -> bool {
+    let expires = entry.deadline.plus(adapter.config.questions.native_margin());
+    Timestamp::now() > expires.plus(PROVABLE)
+}
+
+/// Closes native questions that were decided and whose Gateway could not be reached in time.
+pub(super) async fn close_unreachable(adapter: &Adapter) {
+    for stored in adapter.open_entries() {
+        let entry = &stored.value;
+        if entry.road == Road::Native && !entry.is_pending() && is_past_proof(adapter, entry) {
+            let why = "gateway_unreachable".into();
+            close(adapter, &entry.key, Returned::Unconfirmed { why }).await;
+        }
+    }
+}
+
+/// A tool result that the Gateway reports proves that its call has the outcome it shows.
+pub(super) fn tool_result_seen(
+    adapter: &std::sync::Arc<Adapter>,
+    session: &str,
+    run: &str,
+    call: &str,
+    text: String,
+) {
+    let open = adapter.open_entries_of(session);
+    let of_call = |entry: &&std::sync::Arc<Stored<Entry>>| {
+        let entry = &entry.value;
+        matches!(entry.road, Road::Plugin | Road::Mcp) && entry.key.run == run && entry.call == call
+    };
+    let keys: Vec<QuestionKey> = open.iter().filter(of_call).map(|entry| entry.value.key.clone()).collect();
+    if keys.is_empty() {
+        return;
+    }
+    let adapter = adapter.clone();
+    tokio::spawn(async move {
+        for key in keys {
+            let decided = tokio::time::timeout(RESULT_GRACE, adapter.wait_decided(&key)).await;
+            let Ok(decided) = decided else { continue };
+            let shown = tool_result(&decided.value).is_some_and(|told| {
+                // What a secret's call got is not in its result.
+                told.secret_prompt.is_none() && !told.text.is_empty() && text.contains(&told.text)
+            });
+            if shown {
+                close(&adapter, &key, Returned::Delivered { proof: "tool_result".into() }).await;
+            }
+        }
+    });
+}
+
+/// Third durable write; goes on until it is written. Does nothing to a closed question.
+pub(super) async fn close(adapter: &Adapter, key: &QuestionKey, returned: Returned) {
+    let mut pause = Pause::default();
+    loop {
+        let written = match adapter.bus.question(key).await {
+            Ok(Some(stored)) => match stored.value.close(returned.clone(), Timestamp::now()) {
+                Some(closed) => {
+                    let held_secret = stored.value.holds_secret();
+                    adapter.bus.write_returned(&closed, stored.revision, held_secret).await
+                }
+                None => return,
+            },
+            Ok(None) => return,
+            Err(error) => Err(error),
+        };
+        match written {
+            Ok(_) => {
+                let result = match &returned {
+                    Returned::Delivered { .. } => "delivered",
+                    Returned::Overruled { .. } => "overruled",
+                    Returned::Unconfirmed { .. } => "unconfirmed",
+                };
+                tracing::info!(question = %key.question, result, "returned");
+                return;
+            }
+            Err(BusError::Conflict { .. }) => continue,
+            Err(error) => tracing::warn!(%error, "a return was not written; trying again"),
+        }
+        pause.wait().await;
+    }
+}
