@@ -605,8 +605,8 @@ def _welcome(stack: Stack) -> str:
     try_it = (
         "Ask it for something that it must ask you back."
         if own
-        else "The model is a script: type  CALL ask_user  or  CALL request_user_input, or set\n"
-        "ASKBUS_MODEL_BASE_URL, ASKBUS_MODEL_API_KEY and ASKBUS_MODEL for a real one."
+        else "The model is a script (./dev help says how to name a real one). Type for example\n\n"
+        '    CALL request_user_input {"question": "Where to?", "choices": ["Lisbon", "Oslo", "Kyoto"]}'
     )
     return f"""
 askbus is up. Open  {stack.web_url}  and sign in as one of
@@ -614,7 +614,8 @@ askbus is up. Open  {stack.web_url}  and sign in as one of
 {accounts}
 
 {try_it}
-Logs: {stack.logs}    askctl: --config {stack.config_file}
+Look inside: {stack._binary("askctl")} --config {stack.config_file} ls
+Logs: {stack.logs}
 Kill any process of it and see it come back. Ctrl-C stops everything."""
 
 
