@@ -1,0 +1,777 @@
+//! One turn: a message or a card's answer goes in, and what follows from it is streamed.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ask_bus::{BusError, RunDelivery, Stored};
+use ask_core::SCHEMA;
+use ask_core::entry::{DecidedBy, Entry};
+use ask_core::key::{QuestionKey, SessionKey};
+use ask_core::outcome::{CancelReason, Outcome, Returned};
+use ask_core::question::Question;
+use ask_core::reply::{ReplyContent, Responder};
+use ask_core::session::MessageDecision;
+use ask_core::surface::Surface;
+use ask_core::text_reply;
+use ask_core::time::Timestamp;
+use ask_core::wire::{
+    ReplyResponse, RunEvent, SayRequest, SayResponse, ShowStep, ShownEvent, ShownResponse, ToolPhase,
+};
+use bytes::Bytes;
+use futures::Stream;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
+use tracing::Instrument;
+
+use crate::cursor::{Cursor, SAID};
+use crate::http::{CardAnswer, CardStatus, TurnRequest};
+use crate::hub::{Event, Looking, Registration};
+use crate::reply::{BadAnswer, Given, answers};
+use crate::runs::{Finish, Runs, Shown, not_streamed};
+use crate::{Emitter, delays, words};
+
+/// Lines that may wait for a slow reader.
+const LINES: usize = 64;
+/// What is on display is read again this often: its changes come by a road that may miss some.
+const READ_AGAIN: Duration = Duration::from_secs(5);
+/// After this long without a sign of the agent the person is told that the message waits.
+const QUIET: Duration = Duration::from_secs(1);
+/// A message that went into a queue gets a run of its own within this time, or none.
+const FOLLOW_UP: Duration = Duration::from_secs(5);
+
+/// Why a stream is over.
+enum Over {
+    /// Its last line was sent.
+    Ended,
+    /// The front end closed it.
+    Gone,
+    /// It breaks off, to be opened again elsewhere.
+    BrokenOff,
+}
+
+type Flow<T = ()> = Result<T, Over>;
+
+pub(crate) struct Turn {
+    emitter: Arc<Emitter>,
+    request: TurnRequest,
+    session: SessionKey,
+    events: mpsc::Receiver<Event>,
+    looking: watch::Receiver<Looking>,
+    lines: mpsc::Sender<Bytes>,
+    cursor: Cursor,
+    /// The last item of `RUNS` that `runs` knows; it also knows those told before a reconnect.
+    folded: u64,
+    runs: Runs,
+    /// The questions on display, and where.
+    asked: HashMap<String, (QuestionKey, Surface)>,
+    withdrawn: HashSet<String>,
+    ping: Interval,
+    presence: Option<JoinHandle<()>>,
+    /// When to tell that the message waits, or to stop waiting for a run that follows.
+    quiet_until: Option<Instant>,
+    quiet_told: bool,
+}
+
+impl Turn {
+    /// Starts a turn; the stream has its lines. `after` is where a broken stream goes on, `card`
+    /// the question and place of a durable card that was answered.
+    pub(crate) fn start(
+        emitter: Arc<Emitter>,
+        request: TurnRequest,
+        session: SessionKey,
+        registration: Registration,
+        after: Option<Cursor>,
+        card: Option<(String, Cursor)>,
+    ) -> impl Stream<Item = Result<Bytes, Infallible>> + use<> {
+        let (lines, mut receive) = mpsc::channel(LINES);
+        let Registration { id, begins, events, looking } = registration;
+        let (card_question, card_cursor) = card.unzip();
+        let goes_on = after.or(card_cursor).map(|cursor| cursor.in_stream(begins.created));
+        let replay = goes_on.is_some();
+        let cursor = goes_on.unwrap_or_else(|| Cursor::at(begins, Timestamp::now()));
+        let mut ping = interval(emitter.config.ping);
+        ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ping.reset();
+        let mut turn = Self {
+            folded: cursor.start,
+            emitter,
+            request,
+            session,
+            events,
+            looking,
+            lines,
+            cursor,
+            runs: Runs::default(),
+            asked: HashMap::new(),
+            withdrawn: HashSet::new(),
+            ping,
+            presence: None,
+            quiet_until: None,
+            quiet_told: false,
+        };
+        tokio::spawn(async move {
+            let over = match turn.run(replay, card_question).await {
+                Ok(never) => match never {},
+                Err(over) => over,
+            };
+            turn.close(id, over).await;
+        });
+        futures::stream::poll_fn(move |context| receive.poll_recv(context).map(|line| line.map(Ok)))
+    }
+
+    async fn close(mut self, id: u64, over: Over) {
+        if let Some(presence) = self.presence.take() {
+            presence.abort();
+            let _ = presence.await;
+        }
+        let alone = self.emitter.hub.unregister(&self.session, id, &self.request.message);
+        // A stream that goes on elsewhere has somebody there all the time.
+        if alone
+            && !matches!(over, Over::BrokenOff)
+            && let Err(error) = self.emitter.bus.clear_presence(&self.session, &self.request.message).await
+        {
+            tracing::debug!(session = %self.session, %error, "presence was not cleared; it lapses");
+        }
+    }
+
+    async fn run(&mut self, replay: bool, card: Option<String>) -> Flow<Infallible> {
+        // A stream that breaks from here on can be continued.
+        self.send(json!({"type": "ping"})).await?;
+        self.say_who_is_there().await?;
+        let span = tracing::info_span!("receive turn", otel.kind = "server", askbus.session = %self.session);
+        match (self.request.answer.take(), card) {
+            (Some(answer), Some(question)) => self.hand_in_card(answer, &question).instrument(span).await?,
+            _ => self.say().instrument(span).await?,
+        }
+        if replay {
+            self.replay().await?;
+        }
+        self.live().await
+    }
+
+    async fn say_who_is_there(&mut self) -> Flow {
+        let emitter = self.emitter.clone();
+        let (session, message) = (self.session.clone(), self.request.message.clone());
+        let surfaces = self.request.surfaces.clone();
+        let looking = *self.looking.borrow();
+        let first = self.during(emitter.write_presence(&session, &message, &surfaces, looking)).await?;
+        if let Err(error) = first {
+            tracing::debug!(%session, %error, "presence was not written; the next heartbeat says it");
+        }
+        let keep = emitter.clone().keep_presence(session, message, surfaces, self.looking.clone());
+        self.presence = Some(tokio::spawn(keep));
+        Ok(())
+    }
+
+    // ---- what the person said
+
+    async fn say(&mut self) -> Flow {
+        let emitter = self.emitter.clone();
+        if self.cursor.seen.is_none() {
+            let session = self.during(emitter.bus.session(&self.session.clone())).await?;
+            self.cursor.seen = session.ok().map(|stored| stored.map_or(0, |s| s.value.count));
+        }
+        let user = &self.request.user;
+        let request = SayRequest {
+            schema: SCHEMA,
+            session: self.session.clone(),
+            message: self.request.message.clone(),
+            user: user.id.clone(),
+            user_name: (!user.name.is_empty()).then(|| user.name.clone()),
+            front: self.request.front.clone(),
+            chat: self.request.chat.clone(),
+            surfaces: self.request.surfaces.clone(),
+            text: self.request.text.take().unwrap_or_default(),
+            attachments: std::mem::take(&mut self.request.attachments),
+            on_screen: self.request.on_screen.take(),
+            seen: self.cursor.seen,
+        };
+        let mut delay = delays();
+        let mut waits = false;
+        loop {
+            let span = tracing::info_span!(
+                "send say",
+                otel.kind = "producer",
+                messaging.system = "nats",
+                messaging.operation.name = "request",
+                messaging.operation.type = "send",
+            );
+            let why = match self.during(emitter.bus.say(&request).instrument(span)).await? {
+                Ok(SayResponse::Routed { decision, note, rule, .. }) => {
+                    tracing::info!(session = %self.session, rule, "the message was routed");
+                    if waits {
+                        self.status("Your message is saved", true).await?;
+                    }
+                    return self.routed(decision, note).await;
+                }
+                Ok(SayResponse::WrongUser) => {
+                    return self
+                        .end(
+                            "error",
+                            Some("\n\nThis chat belongs to another user, so your message was not sent."),
+                        )
+                        .await;
+                }
+                Ok(SayResponse::Refused { why }) => {
+                    return self.end("error", Some(&format!("\n\n{why}"))).await;
+                }
+                Ok(SayResponse::Retry { why }) => why,
+                Err(
+                    error @ (BusError::TooLarge { .. } | BusError::Refused(_) | BusError::Unreadable { .. }),
+                ) => {
+                    return self.end("error", Some(&format!("\n\nYour message was not sent: {error}"))).await;
+                }
+                Err(error) => error.to_string(),
+            };
+            tracing::warn!(session = %self.session, why, "a message is not saved yet");
+            if !waits {
+                waits = true;
+                self.status("Your message is not saved yet: askbus is not complete. Trying again", false)
+                    .await?;
+            }
+            self.during(delay.wait()).await?;
+        }
+    }
+
+    async fn routed(&mut self, decision: MessageDecision, note: Option<String>) -> Flow {
+        match decision {
+            MessageDecision::Message { run, .. } => {
+                self.follow(&run).await?;
+                self.quiet_until = Some(Instant::now() + QUIET);
+            }
+            MessageDecision::Answer { question } => {
+                if let Some(run) = self.run_of(&question) {
+                    self.follow(&run).await?;
+                }
+            }
+            MessageDecision::Late { question } => {
+                let note = note.unwrap_or_else(|| "This question is closed already.".into());
+                self.say_once(&note).await?;
+                match self.run_of(&question) {
+                    Some(run) if self.is_active(&run).await? => self.follow(&run).await?,
+                    _ => return self.end("done", None).await,
+                }
+            }
+            MessageDecision::Clarify { text } => {
+                self.say_once(&text).await?;
+                return self.stay_for_cards().await;
+            }
+            MessageDecision::Stop => return self.end("stopped", None).await,
+        }
+        Ok(())
+    }
+
+    /// After a correction the pending questions stay on screen, where the front end has a screen.
+    async fn stay_for_cards(&mut self) -> Flow {
+        if self.request.surfaces.iter().all(|surface| *surface == Surface::Text) {
+            return self.end("done", None).await;
+        }
+        let entries = self.entries().await?;
+        let pending: Vec<String> =
+            entries.into_iter().filter(|e| e.value.is_pending()).map(|e| e.value.key.run).collect();
+        if pending.is_empty() {
+            return self.end("done", None).await;
+        }
+        for run in pending {
+            self.follow(&run).await?;
+        }
+        Ok(())
+    }
+
+    fn run_of(&self, question: &str) -> Option<String> {
+        question.parse::<QuestionKey>().ok().map(|key| key.run)
+    }
+
+    async fn follow(&mut self, run: &str) -> Flow {
+        let held = self.runs.follow(run);
+        self.show(held).await
+    }
+
+    async fn hand_in_card(&mut self, answer: CardAnswer, question: &str) -> Flow {
+        let (emitter, session) = (self.emitter.clone(), self.session.clone());
+        let mut delay = delays();
+        let mut waits = false;
+        let entry = loop {
+            match self.during(emitter.question_in(&session, question)).await? {
+                Ok(Some(stored)) => break stored.value,
+                Ok(None) => {
+                    let text = "\n\nThis question is not known any more, so your answer could not be used.";
+                    return self.end("error", Some(text)).await;
+                }
+                Err(error) => self.card_waits(&mut waits, &error.to_string()).await?,
+            }
+            self.during(delay.wait()).await?;
+        };
+        let CardAnswer { call, status, answers: given, reason } = answer;
+        let content = match status {
+            CardStatus::Again => None,
+            CardStatus::Refused => {
+                let reason = reason.unwrap_or_else(|| "the front end did not take the card".into());
+                let event = ShownEvent::Refused { reason };
+                self.put_on_record(&entry, Surface::Durable, event).await?;
+                None
+            }
+            CardStatus::Declined => Some(ReplyContent::Declined),
+            CardStatus::Cancelled => Some(ReplyContent::Cancelled { reason: CancelReason::User }),
+            CardStatus::Answered => self.card_content(&entry, &call, given).await?,
+        };
+        let mut closed = false;
+        if let Some(content) = content {
+            closed = self.decide_card(&entry, &call, content).await?;
+        }
+        let run = entry.key.run.clone();
+        if closed && !self.is_active(&run).await? {
+            return self.end("done", None).await;
+        }
+        self.follow(&run).await
+    }
+
+    async fn card_content(
+        &mut self,
+        entry: &Entry,
+        call: &str,
+        given: BTreeMap<String, Given>,
+    ) -> Flow<Option<ReplyContent>> {
+        let why = match answers(&entry.key, &entry.question, given, Surface::Durable, call, None) {
+            Ok(answers) => return Ok(Some(ReplyContent::Answers { answers })),
+            Err(BadAnswer::Invalid(invalid)) => format!("This answer can't be taken: {invalid}"),
+            Err(BadAnswer::Incomplete { why, .. }) => why,
+            Err(BadAnswer::NoSealKey) => "A secret can't be given on a card that stays in the chat.".into(),
+        };
+        self.say_once(&why).await?;
+        Ok(None)
+    }
+
+    /// Hands a card's decision in until it is decided upon; true when another one came first.
+    async fn decide_card(&mut self, entry: &Entry, call: &str, content: ReplyContent) -> Flow<bool> {
+        let emitter = self.emitter.clone();
+        let user = &self.request.user;
+        let by = Responder {
+            user: user.id.clone(),
+            name: (!user.name.is_empty()).then(|| user.name.clone()),
+            chat: self.request.chat.clone(),
+        };
+        let mut delay = delays();
+        let mut waits = false;
+        loop {
+            // A card is answered once, so its id names the reply over all repetitions.
+            let reply = emitter.hand_in(entry, call, by.clone(), Surface::Durable, content.clone());
+            match self.during(reply).await? {
+                Ok(ReplyResponse::Saved) => return Ok(false),
+                Ok(ReplyResponse::Closed { outcome, by, surface, .. }) => {
+                    let what = words::outcome(Some(&entry.question), &outcome, &by, surface);
+                    self.say_once(&format!("> **{}** — {what}", entry.question.title())).await?;
+                    return Ok(true);
+                }
+                Ok(ReplyResponse::WrongUser) => {
+                    let text = "\n\nThis question belongs to another user, so your answer was refused.";
+                    self.end("error", Some(text)).await?;
+                }
+                Ok(ReplyResponse::UnknownQuestion) => {
+                    let text = "\n\nThis question is not known any more, so your answer could not be used.";
+                    self.end("error", Some(text)).await?;
+                }
+                Ok(ReplyResponse::Invalid { invalid }) => {
+                    self.say_once(&format!("This answer can't be taken: {invalid}")).await?;
+                    return Ok(false);
+                }
+                Ok(ReplyResponse::Retry { why }) => self.card_waits(&mut waits, &why).await?,
+                Err(error @ (BusError::TooLarge { .. } | BusError::Refused(_))) => {
+                    self.end("error", Some(&format!("\n\nYour answer was not sent: {error}"))).await?;
+                }
+                Err(error) => self.card_waits(&mut waits, &error.to_string()).await?,
+            }
+            self.during(delay.wait()).await?;
+        }
+    }
+
+    async fn card_waits(&mut self, waits: &mut bool, why: &str) -> Flow {
+        tracing::warn!(session = %self.session, why, "a card's answer is not saved yet");
+        if std::mem::replace(waits, true) {
+            return Ok(());
+        }
+        self.status("Your answer is not saved yet: askbus is not complete. Trying again", false).await
+    }
+
+    // ---- what follows
+
+    /// Tells what happened since the place where the front end goes on.
+    async fn replay(&mut self) -> Flow {
+        for stored in self.entries().await? {
+            // Older ones were told in earlier turns.
+            let recent = stored.value.decision().is_some_and(|d| d.at.0 >= self.cursor.begun);
+            if recent {
+                self.entry_changed(&stored).await?;
+            }
+        }
+        for delivery in self.session_runs(self.cursor.start).await? {
+            self.run_went_on(delivery).await?;
+        }
+        Ok(())
+    }
+
+    async fn live(&mut self) -> Flow<Infallible> {
+        let mut read_again = interval(READ_AGAIN);
+        read_again.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        read_again.reset();
+        let shutdown = self.emitter.shutdown.clone();
+        loop {
+            self.end_if_finished().await?;
+            let quiet = self.quiet_until;
+            tokio::select! {
+                () = self.lines.closed() => return Err(Over::Gone),
+                () = shutdown.cancelled() => return Err(Over::BrokenOff),
+                event = self.events.recv() => match event {
+                    Some(event) => self.on_event(event).await?,
+                    None => return Err(Over::BrokenOff),
+                },
+                _ = self.ping.tick() => self.send(json!({"type": "ping"})).await?,
+                _ = read_again.tick() => self.read_what_is_asked().await?,
+                () = sleep_until(quiet.unwrap_or_else(Instant::now)), if quiet.is_some() => {
+                    self.quiet_until = None;
+                    self.been_quiet().await?;
+                }
+            }
+        }
+    }
+
+    async fn on_event(&mut self, event: Event) -> Flow {
+        match event {
+            Event::Run(delivery) => self.run_went_on(delivery).await,
+            Event::Rewound(sequence) => {
+                self.folded = self.folded.min(sequence);
+                self.cursor.sequence = self.cursor.sequence.min(sequence);
+                Ok(())
+            }
+            Event::Entry(stored) => self.entry_changed(&stored).await,
+            Event::Step(step) => self.ask(step).await,
+            Event::ReadAgain => self.read_what_is_asked().await,
+            Event::Refused(question) => {
+                self.asked.remove(&question);
+                Ok(())
+            }
+            Event::Superseded => self.end("superseded", None).await,
+            Event::Stopped => self.end("stopped", None).await,
+        }
+    }
+
+    async fn run_went_on(&mut self, delivery: RunDelivery) -> Flow {
+        let RunDelivery { item, sequence } = delivery;
+        if sequence <= self.folded {
+            return Ok(());
+        }
+        self.folded = sequence;
+        let shown = self.runs.apply(&item);
+        if sequence <= self.cursor.sequence {
+            return Ok(());
+        }
+        self.cursor.sequence = sequence;
+        self.show(shown).await
+    }
+
+    /// Sends what runs show. Only the last line has the place of all of it, so that a stream that
+    /// breaks in between loses nothing.
+    async fn show(&mut self, shown: Vec<Shown>) -> Flow {
+        let mut text = String::new();
+        let mut works = false;
+        for piece in shown {
+            works = true;
+            match piece {
+                Shown::Text(more) => text.push_str(&more),
+                Shown::WholeText { run, text: whole } => {
+                    let before = self.text_of(&run, 0).await?;
+                    let streamed = before + self.runs.text_of(&run);
+                    text.push_str(&not_streamed(&streamed, &whole));
+                }
+                Shown::Joined(run) => {
+                    // The call that this message cancelled has told its run up to here.
+                    if let Some(left) = self.emitter.hub.take_left(&self.session) {
+                        text.push_str(&self.text_of(&run, left).await?);
+                    }
+                }
+                Shown::Tool(RunEvent::Tool { call, name, phase, title, ok, .. }) => {
+                    let phase = match phase {
+                        ToolPhase::Start => "start",
+                        ToolPhase::Update => "update",
+                        ToolPhase::End => "end",
+                    };
+                    self.raw(&json!({
+                        "type": "tool", "call": call, "name": name, "phase": phase, "title": title, "ok": ok,
+                    }))
+                    .await?;
+                }
+                Shown::Tool(_) | Shown::Working => {}
+            }
+        }
+        if works {
+            self.quiet_until = None;
+            if std::mem::take(&mut self.quiet_told) {
+                self.status("The agent is working", true).await?;
+            }
+        }
+        if text.is_empty() { Ok(()) } else { self.text(&text).await }
+    }
+
+    async fn end_if_finished(&mut self) -> Flow {
+        match self.runs.finish() {
+            None => Ok(()),
+            Some(Finish::Done) => self.end("done", None).await,
+            Some(Finish::Stopped) => self.end("stopped", None).await,
+            Some(Finish::Failed(why)) => self.end("error", Some(&format!("\n\n{why}"))).await,
+            Some(Finish::Waiting) => {
+                self.quiet_until.get_or_insert(Instant::now() + FOLLOW_UP);
+                Ok(())
+            }
+        }
+    }
+
+    async fn been_quiet(&mut self) -> Flow {
+        if self.runs.finish() == Some(Finish::Waiting) {
+            return self.end("done", None).await;
+        }
+        self.quiet_told = true;
+        self.status("Sent, waiting for the gateway", false).await
+    }
+
+    // ---- questions
+
+    async fn ask(&mut self, step: ShowStep) -> Flow {
+        let ShowStep { key, surface, .. } = step;
+        let question = key.question.clone();
+        if self.asked.get(&question).is_some_and(|(_, shown_on)| *shown_on == surface) {
+            return Ok(());
+        }
+        let emitter = self.emitter.clone();
+        // What can't be read now is stepped again with the next heartbeat.
+        let Ok(Some(stored)) = self.during(emitter.bus.question(&key)).await? else { return Ok(()) };
+        let entry = &stored.value;
+        if !entry.is_pending() {
+            return Ok(());
+        }
+        if !self.request.surfaces.contains(&surface) {
+            let reason = format!("this front end has no surface {}", surface.name());
+            let (chat, event) = (self.request.chat.clone(), ShownEvent::Refused { reason });
+            let report = emitter.clone().report_until_on_record(stored.value, surface, chat, event);
+            emitter.later(report);
+            return Ok(());
+        }
+        self.asked.insert(question.clone(), (key, surface));
+        if surface == Surface::Text {
+            return self.ask_as_text(entry).await;
+        }
+        self.send(ask_line(&stored, surface, &self.request)).await
+    }
+
+    async fn ask_as_text(&mut self, entry: &Entry) -> Flow {
+        let question = &entry.key.question;
+        if self.cursor.told.as_ref() != Some(question) {
+            self.cursor.told = Some(question.clone());
+            self.text(&format!("\n\n{}", text_reply::as_text(&entry.question))).await?;
+        }
+        self.put_on_record(entry, Surface::Text, ShownEvent::Delivered).await?;
+        self.end("asked", None).await
+    }
+
+    /// Waits until a report is on record: from then on a message can answer the question.
+    async fn put_on_record(&mut self, entry: &Entry, surface: Surface, event: ShownEvent) -> Flow {
+        let emitter = self.emitter.clone();
+        let chat = self.request.chat.clone();
+        let mut delay = delays();
+        loop {
+            let report = emitter.report_on_record(entry, surface, chat.as_deref(), event.clone());
+            match self.during(report).await? {
+                Ok(ShownResponse::Noted { .. } | ShownResponse::UnknownQuestion) => return Ok(()),
+                Ok(ShownResponse::Retry { why }) => tracing::warn!(why, "not on record yet"),
+                Err(error) => tracing::warn!(%error, "not on record yet"),
+            }
+            self.during(delay.wait()).await?;
+        }
+    }
+
+    async fn read_what_is_asked(&mut self) -> Flow {
+        let asked: Vec<QuestionKey> = self.asked.values().map(|(key, _)| key.clone()).collect();
+        let emitter = self.emitter.clone();
+        for key in asked {
+            if let Ok(Some(stored)) = self.during(emitter.bus.question(&key)).await? {
+                self.entry_changed(&stored).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn entry_changed(&mut self, stored: &Stored<Entry>) -> Flow {
+        let (entry, question) = (&stored.value, &stored.value.key.question);
+        let Some(decision) = entry.decision() else { return Ok(()) };
+        self.asked.remove(question);
+        let chat = self.request.chat.clone();
+        let ours = matches!(&decision.by, DecidedBy::Reply { responder, .. }
+            if chat.is_some() && responder.chat == chat);
+        let news = stored.revision > self.cursor.revision;
+        if news {
+            self.cursor.revision = stored.revision;
+        }
+        if self.withdrawn.insert(question.clone()) {
+            let why = words::decided_elsewhere(entry, chat.as_deref());
+            self.send(json!({"type": "withdraw", "question": question, "why": why})).await?;
+        }
+        if !news || !ours {
+            return Ok(());
+        }
+        if let Some(theirs) = words::overruled(entry) {
+            let title = entry.question.title();
+            return self.text(&format!("\n\n> **{title}** — {theirs}. Your reply came second.\n\n")).await;
+        }
+        match (entry.returned(), &decision.outcome) {
+            (Some(Returned::Unconfirmed { why }), Outcome::Answered { .. }) => {
+                let text = format!("It is not known whether the agent has your answer: {why}");
+                self.send(json!({"type": "notice", "level": "warning", "text": text})).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    // ---- reading the bus
+
+    async fn entries(&mut self) -> Flow<Vec<Stored<Entry>>> {
+        let (emitter, session) = (self.emitter.clone(), self.session.clone());
+        let mut delay = delays();
+        loop {
+            match self.during(emitter.bus.questions_of(&session)).await? {
+                Ok(entries) => return Ok(entries),
+                Err(error) => tracing::warn!(%session, %error, "its questions can't be read yet"),
+            }
+            self.during(delay.wait()).await?;
+        }
+    }
+
+    async fn session_runs(&mut self, after: u64) -> Flow<Vec<RunDelivery>> {
+        let (emitter, session) = (self.emitter.clone(), self.session.clone());
+        let mut delay = delays();
+        loop {
+            match self.during(emitter.bus.replay_runs(&session, after)).await? {
+                Ok(deliveries) => return Ok(deliveries),
+                Err(error) => tracing::warn!(%session, %error, "its runs can't be read yet"),
+            }
+            self.during(delay.wait()).await?;
+        }
+    }
+
+    /// The text of a run between `after` and the begin of this turn.
+    async fn text_of(&mut self, run: &str, after: u64) -> Flow<String> {
+        let start = self.cursor.start;
+        let earlier = self.session_runs(after).await?.into_iter();
+        let texts = earlier.take_while(|d| d.sequence <= start).filter(|d| d.item.run == run);
+        Ok(texts
+            .filter_map(|d| match d.item.what {
+                RunEvent::Text { text } => Some(text),
+                _ => None,
+            })
+            .collect())
+    }
+
+    /// Whether a run has begun and not ended.
+    async fn is_active(&mut self, run: &str) -> Flow<bool> {
+        let items = self.session_runs(0).await?;
+        let last = items.iter().rev().find(|d| d.item.run == run).map(|d| &d.item.what);
+        Ok(last.is_some_and(|what| !matches!(what, RunEvent::Ended { .. } | RunEvent::Failed { .. })))
+    }
+
+    // ---- lines
+
+    async fn text(&mut self, text: &str) -> Flow {
+        self.send(json!({"type": "text", "text": text})).await
+    }
+
+    /// Tells what the message was answered with, once over all repetitions of the request.
+    async fn say_once(&mut self, text: &str) -> Flow {
+        if self.cursor.told.as_deref() == Some(SAID) {
+            return Ok(());
+        }
+        self.cursor.told = Some(SAID.into());
+        self.text(&format!("\n\n{text}\n\n")).await
+    }
+
+    async fn status(&mut self, text: &str, done: bool) -> Flow {
+        self.send(json!({"type": "status", "text": text, "done": done})).await
+    }
+
+    async fn end<T>(&mut self, reason: &str, text: Option<&str>) -> Flow<T> {
+        let mut line = json!({"type": "end", "reason": reason});
+        if let Some(text) = text {
+            line["text"] = text.into();
+        }
+        self.raw(&line).await?;
+        Err(Over::Ended)
+    }
+
+    /// Sends a line with the place up to which everything has been told with it.
+    async fn send(&mut self, mut line: Value) -> Flow {
+        line["cursor"] = self.cursor.to_string().into();
+        self.raw(&line).await
+    }
+
+    async fn raw(&mut self, line: &Value) -> Flow {
+        let line = Bytes::from(format!("{line}\n"));
+        tokio::select! {
+            sent = self.lines.send(line) => sent.map_err(|_| Over::Gone),
+            () = self.emitter.shutdown.cancelled() => Err(Over::BrokenOff),
+        }
+    }
+
+    /// Waits for something while the stream stays alive.
+    async fn during<T>(&mut self, work: impl Future<Output = T>) -> Flow<T> {
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                done = &mut work => return Ok(done),
+                () = self.lines.closed() => return Err(Over::Gone),
+                () = self.emitter.shutdown.cancelled() => return Err(Over::BrokenOff),
+                _ = self.ping.tick() => self.send(json!({"type": "ping"})).await?,
+            }
+        }
+    }
+}
+
+fn ask_line(stored: &Stored<Entry>, surface: Surface, request: &TurnRequest) -> Value {
+    let Entry { key, question, deadline, .. } = &stored.value;
+    let prompts: Vec<Value> = question
+        .prompts
+        .iter()
+        .map(|prompt| {
+            let options: Vec<Value> = prompt
+                .options
+                .iter()
+                .map(|option| json!({"label": option.label, "description": option.description.as_deref().unwrap_or("")}))
+                .collect();
+            json!({
+                "id": prompt.id,
+                "header": prompt.header,
+                "text": prompt.text,
+                "options": options,
+                "multiple": prompt.multiple,
+                "allow_other": prompt.allow_other,
+                "secret": prompt.secret,
+                "required": prompt.required,
+            })
+        })
+        .collect();
+    json!({
+        "type": "ask",
+        "question": key.question,
+        "surface": surface,
+        "revision": stored.revision,
+        "deadline_ms": deadline,
+        "title": "",
+        "prompts": prompts,
+        "can_park": request.surfaces.contains(&Surface::Durable) && can_park(question),
+    })
+}
+
+/// Whether a durable card can hold the question: no secrets, and it has no multi-select.
+fn can_park(question: &Question) -> bool {
+    !question.is_secret() && question.prompts.len() <= 3 && !question.prompts.iter().any(|p| p.multiple)
+}

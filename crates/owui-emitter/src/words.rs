@@ -1,0 +1,75 @@
+//! What people are told about the outcome of a question.
+
+use ask_core::entry::{DecidedBy, Entry};
+use ask_core::outcome::{CancelReason, Outcome, Returned, Undeliverable};
+use ask_core::question::Question;
+use ask_core::surface::Surface;
+
+/// One line: what became of a question, by whom.
+pub(crate) fn outcome(
+    question: Option<&Question>,
+    outcome: &Outcome,
+    by: &str,
+    surface: Option<Surface>,
+) -> String {
+    let who = match surface {
+        Some(Surface::Gateway) => "in the Control UI".to_owned(),
+        Some(Surface::Cli) => "with askctl".to_owned(),
+        _ if by.is_empty() => "elsewhere".to_owned(),
+        _ => format!("by {by}"),
+    };
+    match outcome {
+        Outcome::Answered { answers } => {
+            let given = |question: &Question| {
+                let given = question.prompts.iter().filter_map(|p| Some(answers.get(&p.id)?.display(p)));
+                given.collect::<Vec<_>>().join("; ")
+            };
+            match question.map(given).filter(|given| !given.is_empty()) {
+                Some(given) => format!("Answered {who}: {given}"),
+                None => format!("Answered {who}"),
+            }
+        }
+        Outcome::Declined => format!("Declined {who}"),
+        Outcome::Cancelled { reason } => match reason {
+            CancelReason::User => format!("Cancelled {who}"),
+            CancelReason::ChatSwitch => "Cancelled: you went to another chat".into(),
+            CancelReason::Stop => "Cancelled: stopped".into(),
+            CancelReason::RunEnded => "Cancelled: the agent's run ended".into(),
+            CancelReason::Caller => "Cancelled: the agent no longer waits for it".into(),
+            CancelReason::GatewayRestart => "Cancelled: the Gateway was restarted".into(),
+            CancelReason::Operator => "Cancelled by an operator".into(),
+            CancelReason::Superseded => "Closed: it was asked again".into(),
+        },
+        Outcome::Expired => "Expired".into(),
+        Outcome::Undeliverable { reason } => match reason {
+            Undeliverable::ExpiredSecret => "Closed: the secret was kept to its limit and is gone".into(),
+            Undeliverable::Unsupported => "Closed: it can't be shown in this chat".into(),
+            _ => "Closed: it could not be shown".into(),
+        },
+    }
+}
+
+/// What a chat is told when a question was decided by anything but a reply from that chat; `None`
+/// while it is pending, and where the chat knows.
+pub(crate) fn decided_elsewhere(entry: &Entry, chat: Option<&str>) -> Option<String> {
+    let decision = entry.decision()?;
+    if let Some(overruled) = overruled(entry) {
+        return Some(overruled);
+    }
+    match &decision.by {
+        DecidedBy::Reply { responder, .. } if responder.chat.as_deref() == chat && chat.is_some() => None,
+        DecidedBy::Reply { responder, surface, .. } => {
+            Some(outcome(Some(&entry.question), &decision.outcome, responder.display_name(), Some(*surface)))
+        }
+        DecidedBy::Rule { .. } => Some(outcome(Some(&entry.question), &decision.outcome, "", None)),
+    }
+}
+
+/// What a chat is told when the Gateway had another outcome first.
+pub(crate) fn overruled(entry: &Entry) -> Option<String> {
+    let Some(Returned::Overruled { by, outcome: theirs }) = entry.returned() else {
+        return None;
+    };
+    let by = by.as_deref().unwrap_or("");
+    Some(outcome(Some(&entry.question), theirs, by, Some(Surface::Gateway)))
+}
