@@ -22,7 +22,7 @@ use crate::timeline;
 
 /// How often a reply is handed in before the operator hears that it is not saved.
 const TRIES: usize = 10;
-const PAUSE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(300);
 
 /// What the command line says the answer is.
 #[derive(Debug, clap::Args)]
