@@ -17,7 +17,7 @@ ARGS = [
     "--disable-component-update",
     "--no-first-run",
 ]
-LONG_MS = 30_000
+LONG_MS = 60_000
 
 
 def launch(playwright):
@@ -39,11 +39,17 @@ def context_of(browser, token):
 class ChatPage:
     """One tab. `path` is a chat (`/c/<id>`) or a new one (`/?models=<id>`)."""
 
-    def __init__(self, context, url, path):
-        self.url = url
-        self.page = context.new_page()
-        self.page.goto(url + path)
-        self.page.wait_for_selector("#chat-input")
+    def __init__(self, context, url, path, page=None):
+        """A new tab, or `page`, which shows the application already."""
+        if page:
+            self.page = page
+            self.go(path)
+            self.page.wait_for_url(url + path)
+            expect(self.page.locator(".user-message")).to_have_count(0)
+        else:
+            self.page = context.new_page()
+            self.page.goto(url + path)
+            self.page.wait_for_selector("#chat-input")
 
     @property
     def chat(self):

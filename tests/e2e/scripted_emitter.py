@@ -8,6 +8,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 PING_S = 5.0
+PATIENCE_S = 600  # of an agent that waits for a person
 
 
 class Stopped(Exception):
@@ -146,13 +147,13 @@ class Run:
                 self.say(**line)
 
     def decision(self, question):
-        self.emitter.until(lambda: question in self.decided or self.left)
+        self.emitter.until(lambda: question in self.decided or self.left, PATIENCE_S)
         if question not in self.decided:
             raise Stopped
         return self.decided[question]
 
     def forever(self):
-        self.emitter.until(lambda: self.left)
+        self.emitter.until(lambda: self.left, PATIENCE_S)
         raise Stopped
 
     def withdraw(self, why):

@@ -14,6 +14,7 @@ from scripted_emitter import ScriptedEmitter, prompt
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy" / "local"))
 from stack import MODEL_ID, PIPE_ID, Stack  # noqa: E402
 
+NEW_CHAT = f"/?models={MODEL_ID}"
 TARGET = "Pick a deploy target"
 
 
@@ -81,12 +82,25 @@ def tab(context, stack, emitter):
     stack.set_valves()
     pages = []
 
-    def open_tab(path=f"/?models={MODEL_ID}"):
+    def open_tab(path=NEW_CHAT):
         pages.append(ChatPage(context, stack.web_url, path))
         return pages[-1]
 
     yield open_tab
     for page in pages:
+        page.close()
+
+
+@pytest.fixture
+def page(request, context, stack, emitter):
+    """A new chat with default valves, in a tab that the tests share: loading one takes seconds."""
+    stack.set_valves()
+    if not context.pages:
+        ChatPage(context, stack.web_url, NEW_CHAT)
+    page = ChatPage(context, stack.web_url, NEW_CHAT, context.pages[0])
+    failed = request.session.testsfailed
+    yield page
+    if request.session.testsfailed > failed:
         page.close()
 
 
@@ -99,8 +113,7 @@ def test_models_are_listed(stack, emitter):
     assert {m["id"]: m["name"] for m in models} == {MODEL_ID: "OpenClaw", f"{PIPE_ID}.openclaw/ops": "OpenClaw Ops"}
 
 
-def test_a_click_answers_and_stays_readable(tab, stack, emitter):
-    page = tab()
+def test_a_click_answers_and_stays_readable(page, stack, emitter):
     page.send("choose")
     page.sees(TARGET)
     emitter.wait_sent("/v1/shown", event="delivered", surface="card", chat=page.chat)
@@ -114,8 +127,7 @@ def test_a_click_answers_and_stays_readable(tab, stack, emitter):
     assert stored["content"].startswith("Working. ") and "— production" in stored["content"]
 
 
-def test_an_approving_choice_is_not_recommended(tab):
-    page = tab()
+def test_an_approving_choice_is_not_recommended(page):
     page.send("permit")
     page.sees("Delete the cluster?")
     assert "Deny" in page.page.get_by_text("Recommended").locator("xpath=ancestor::button").inner_text()
@@ -123,32 +135,29 @@ def test_an_approving_choice_is_not_recommended(tab):
     page.sees('[{"index": 1}]')
 
 
-def test_own_words_where_there_are_no_choices(tab):
-    page = tab()
+def test_own_words_where_there_are_no_choices(page):
     page.send("words")
     page.sees("What should it be called?")
     page.type_other("Moby Dick")
     page.sees('[{"text": "Moby Dick"}]')
 
 
-def test_several_choices_in_a_form(tab):
-    page = tab()
+def test_several_choices_in_a_form(page):
     page.send("form")
     page.page.get_by_label("Deploy").select_option(["0", "2"])
     page.click("Submit")
     page.sees('[{"indexes": [0, 2]}]')
 
 
-def test_a_confirmation(tab):
-    page = tab()
+def test_a_confirmation(page):
     page.send("confirm")
     page.sees("Go on?")
     page.click("Confirm")
     page.sees('[{"index": 0}]')
 
 
-def test_a_secret_survives_a_reload_and_is_kept_nowhere(tab, stack, emitter):
-    page, value = tab(), "S3cret-and-unique-0815"
+def test_a_secret_survives_a_reload_and_is_kept_nowhere(page, stack, emitter):
+    value = "S3cret-and-unique-0815"
     page.send("secret")
     page.page.wait_for_selector("#event-confirm-input")
     chat = page.chat
@@ -160,8 +169,7 @@ def test_a_secret_survives_a_reload_and_is_kept_nowhere(tab, stack, emitter):
     assert stack.files_with(value) == []
 
 
-def test_two_secrets_are_asked_one_after_the_other(tab):
-    page = tab()
+def test_two_secrets_are_asked_one_after_the_other(page):
     page.send("secrets")
     page.sees("First token?")
     page.fill_secret("one-1")
@@ -170,8 +178,7 @@ def test_two_secrets_are_asked_one_after_the_other(tab):
     page.sees("[secret of 9 characters]")
 
 
-def test_a_reload_before_the_question_is_asked(tab, emitter):
-    page = tab()
+def test_a_reload_before_the_question_is_asked(page, emitter):
     page.send("talk")
     page.sees("Talking.")
     run = emitter.last_run()
@@ -187,8 +194,7 @@ def test_a_reload_before_the_question_is_asked(tab, emitter):
     emitter.until(lambda: run.left)
 
 
-def test_a_reload_while_the_card_is_open(tab):
-    page = tab()
+def test_a_reload_while_the_card_is_open(page):
     page.send("choose")
     page.sees(TARGET)
     assert page.chat
@@ -198,8 +204,7 @@ def test_a_reload_while_the_card_is_open(tab):
     page.sees('[{"index": 2}]')
 
 
-def test_cancel_is_told_apart_from_a_change_of_chat(tab, emitter):
-    page = tab()
+def test_cancel_is_told_apart_from_a_change_of_chat(page, emitter):
     page.send("choose")
     page.sees(TARGET)
     chat = page.chat
@@ -212,9 +217,8 @@ def test_cancel_is_told_apart_from_a_change_of_chat(tab, emitter):
     assert [reply["cancelled"] for reply in emitter.sent("/v1/reply", chat=chat)] == ["user"]
 
 
-def test_staying_in_another_chat_cancels(tab, stack, emitter):
+def test_staying_in_another_chat_cancels(page, stack, emitter):
     stack.set_valves(PARK_AFTER_S=1, CHAT_SWITCH_AFTER_S=2)
-    page = tab()
     page.send("choose")
     page.sees(TARGET)
     chat = page.chat
@@ -226,9 +230,8 @@ def test_staying_in_another_chat_cancels(tab, stack, emitter):
     page.sees("[chat_switch]")
 
 
-def test_in_another_chat_the_question_parks_where_that_is_the_policy(tab, stack, emitter):
+def test_in_another_chat_the_question_parks_where_that_is_the_policy(page, stack, emitter):
     stack.set_valves(PARK_AFTER_S=1, ON_CHAT_SWITCH="park")
-    page = tab()
     page.send("choose")
     page.sees(TARGET)
     chat = page.chat
@@ -276,8 +279,7 @@ def test_own_words_chosen_as_an_option_asks_again(tab, stack, emitter):
     page.sees('[{"text": "Queequeg"}]')
 
 
-def test_stop_while_the_agent_talks(tab, stack, emitter):
-    page = tab()
+def test_stop_while_the_agent_talks(page, stack, emitter):
     page.send("talk")
     page.sees("Talking.")
     page.click("Stop")
@@ -285,8 +287,7 @@ def test_stop_while_the_agent_talks(tab, stack, emitter):
     assert left["cursor"] == "1"
 
 
-def test_stop_while_a_card_is_open_closes_it(tab, stack, emitter):
-    page = tab()
+def test_stop_while_a_card_is_open_closes_it(page, stack, emitter):
     page.send("choose")
     page.sees(TARGET)
     chat = page.chat
@@ -296,8 +297,7 @@ def test_stop_while_a_card_is_open_closes_it(tab, stack, emitter):
     assert emitter.sent("/v1/reply", chat=chat) == []
 
 
-def test_send_now_is_no_cancel(tab, emitter):
-    page = tab()
+def test_send_now_is_no_cancel(page, emitter):
     page.send("choose")
     page.sees(TARGET)
     chat = page.chat
@@ -311,8 +311,7 @@ def test_send_now_is_no_cancel(tab, emitter):
     emitter.wait_sent("/v1/left", count=2, chat=chat)
 
 
-def test_a_withdrawn_question_leaves_the_screen(tab, emitter):
-    page = tab()
+def test_a_withdrawn_question_leaves_the_screen(page, emitter):
     page.send("choose")
     page.sees(TARGET)
     emitter.last_run().withdraw("answered in the Control UI: staging")
@@ -320,9 +319,8 @@ def test_a_withdrawn_question_leaves_the_screen(tab, emitter):
     page.has_no_button("production")
 
 
-def test_an_invalid_answer_is_explained_and_asked_again(tab, emitter):
+def test_an_invalid_answer_is_explained_and_asked_again(page, emitter):
     emitter.refusals.append((422, {"error": {"code": "invalid_answer", "message": "target: too long"}}))
-    page = tab()
     page.send("words")
     page.type_other("first")
     page.sees("target: too long")
@@ -330,8 +328,7 @@ def test_an_invalid_answer_is_explained_and_asked_again(tab, emitter):
     page.sees('[{"text": "second"}]')
 
 
-def test_the_emitter_restarts_while_a_card_is_open(tab, emitter):
-    page = tab()
+def test_the_emitter_restarts_while_a_card_is_open(page, emitter):
     page.send("choose")
     page.sees(TARGET)
     chat = page.chat
@@ -348,8 +345,7 @@ def test_the_emitter_restarts_while_a_card_is_open(tab, emitter):
     assert turns[0]["after"] is None and turns[-1]["after"] == "2"
 
 
-def test_an_answer_given_while_the_emitter_is_away_arrives_once(tab, emitter):
-    page = tab()
+def test_an_answer_given_while_the_emitter_is_away_arrives_once(page, emitter):
     page.send("choose")
     page.sees(TARGET)
     chat = page.chat
@@ -362,25 +358,22 @@ def test_an_answer_given_while_the_emitter_is_away_arrives_once(tab, emitter):
     assert len({reply["reply"] for reply in replies}) == 1
 
 
-def test_text_that_looks_like_an_event_is_text(tab):
-    page = tab()
+def test_text_that_looks_like_an_event_is_text(page):
     page.send("raw")
     page.sees('data: {"event"')
 
 
-def test_titles_and_tags_never_reach_the_agent(stack, emitter, tab):
-    page = tab()
+def test_titles_and_tags_never_reach_the_agent(stack, emitter, page):
     page.send("hello there")
     page.sees("Say one of")
     page.page.wait_for_function("document.title.includes('hello')")
     assert {turn["text"] for turn in emitter.sent("/v1/turn", chat=page.chat)} == {"hello there"}
 
 
-def test_an_image_is_passed_on(tab, emitter):
+def test_an_image_is_passed_on(page, emitter):
     dot = base64.b64decode(
         "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
     )
-    page = tab()
     page.page.locator("#chat-container input[type=file]").first.set_input_files(
         [{"name": "dot.png", "mimeType": "image/png", "buffer": dot}]
     )
@@ -412,9 +405,8 @@ def test_a_caller_without_a_browser_gets_text_and_answers_by_its_next_message(st
     assert emitter.sent("/v1/left", message=turn["message"]) == []
 
 
-def test_a_wrong_token_says_which_setting(stack, emitter, tab):
+def test_a_wrong_token_says_which_setting(stack, emitter, page):
     stack.set_valves(SERVICE_TOKEN="wrong")
-    page = tab()
     stack.set_valves(SERVICE_TOKEN="wrong")
     page.send("hello")
     page.sees("wrong token: set SERVICE_TOKEN")
