@@ -1,4 +1,5 @@
-//! What the adapters of a gateway share: the lease, the last boot id, the public seal key.
+//! What the adapters of a gateway share: the lease, the last boot id, the public seal key, and
+//! which session an MCP client speaks for.
 
 use ask_core::key::encode_token;
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,11 @@ pub struct SealKey {
 #[derive(Debug, Serialize, Deserialize)]
 struct Boot {
     boot_id: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct McpClient {
+    session: String,
 }
 
 impl Bus {
@@ -76,6 +82,30 @@ impl Bus {
             .map(drop)
     }
 
+    /// The gateway's session that an MCP client has last spoken for, by its `mcp-session-id`.
+    ///
+    /// # Errors
+    /// While the server can't be reached.
+    pub async fn mcp_session(&self, gateway: &str, client: &str) -> Result<Option<String>, BusError> {
+        let read = self.read::<McpClient>(ADAPTERS, &mcp_key(gateway, client)).await?;
+        Ok(read.map(|(client, _)| client.session))
+    }
+
+    /// Remembers for which of the gateway's sessions an MCP client speaks.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub async fn write_mcp_session(
+        &self,
+        gateway: &str,
+        client: &str,
+        session: &str,
+    ) -> Result<(), BusError> {
+        let subject = names::bucket_subject(ADAPTERS, &mcp_key(gateway, client));
+        let value = McpClient { session: session.into() };
+        self.write("mcp_session", subject, &value, Expect::Nothing).await.map(drop)
+    }
+
     /// The key to which secrets for this gateway are sealed.
     ///
     /// # Errors
@@ -93,6 +123,10 @@ impl Bus {
             .await
             .map(drop)
     }
+}
+
+fn mcp_key(gateway: &str, client: &str) -> String {
+    key(gateway, &format!("mcp.{}", encode_token(client)))
 }
 
 fn key(gateway: &str, what: &str) -> String {

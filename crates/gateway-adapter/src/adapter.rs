@@ -11,6 +11,7 @@ use ask_core::key::{QuestionKey, SessionKey};
 use ask_core::outcome::Outcome;
 use ask_core::reply::Answer;
 use ask_core::wire::{RunEvent, ToolPhase};
+use service_kit::Health;
 use sha2::{Digest, Sha256};
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
@@ -38,7 +39,7 @@ pub struct Adapter {
     entries: Mutex<Entries>,
     changes: broadcast::Sender<Arc<Stored<Entry>>>,
     loaded: watch::Sender<bool>,
-    starts: Mutex<VecDeque<(Instant, ToolStart)>>,
+    starts: Mutex<VecDeque<ToolStart>>,
     starts_seen: watch::Sender<u64>,
 }
 
@@ -62,6 +63,8 @@ pub struct ToolStart {
     pub name: String,
     /// [`args_digest`] of its arguments; only for asking tools.
     pub digest: Option<String>,
+    /// When this replica learned of it.
+    pub at: Instant,
 }
 
 /// A seal key that can't be read.
@@ -192,10 +195,11 @@ impl Adapter {
     }
 
     /// Follows `RUNS` for the starts of tool calls until the process stops; once per process.
-    pub(crate) async fn follow_tool_starts(&self) {
+    pub(crate) async fn follow_tool_starts(&self, health: &Health) {
         loop {
             match self.bus.follow_runs().await {
                 Ok(mut feed) => {
+                    health.ready("runs");
                     while let Some(delivery) = feed.next().await {
                         let item = delivery.item;
                         if item.session.gateway != self.gateway() {
@@ -204,7 +208,7 @@ impl Adapter {
                         if let RunEvent::Tool { call, name, phase: ToolPhase::Start, data, .. } = item.what {
                             let digest = data.and_then(|d| Some(d.get(DIGEST)?.as_str()?.to_owned()));
                             let (session, run) = (item.session, item.run);
-                            self.started(ToolStart { session, run, call, name, digest });
+                            self.started(ToolStart { session, run, call, name, digest, at: Instant::now() });
                         }
                     }
                     return;
@@ -220,11 +224,10 @@ impl Adapter {
     fn started(&self, start: ToolStart) {
         {
             let mut starts = lock(&self.starts);
-            let now = Instant::now();
-            while starts.front().is_some_and(|(at, _)| now - *at > STARTS_KEPT) {
+            while starts.front().is_some_and(|start| start.at.elapsed() > STARTS_KEPT) {
                 starts.pop_front();
             }
-            starts.push_back((now, start));
+            starts.push_back(start);
         }
         self.starts_seen.send_modify(|n| *n += 1);
     }
@@ -232,7 +235,7 @@ impl Adapter {
     /// The tool calls that started in the last 30 seconds, oldest first.
     pub fn tool_starts(&self) -> Vec<ToolStart> {
         let starts = lock(&self.starts);
-        starts.iter().filter(|(at, _)| at.elapsed() <= STARTS_KEPT).map(|(_, start)| start.clone()).collect()
+        starts.iter().filter(|start| start.at.elapsed() <= STARTS_KEPT).cloned().collect()
     }
 
     /// Changes with every tool-call start.

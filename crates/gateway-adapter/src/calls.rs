@@ -28,13 +28,13 @@ use tracing::Instrument as _;
 use zeroize::Zeroizing;
 
 use crate::adapter::Adapter;
-use crate::{SERVICE, plugin};
+use crate::{SERVICE, mcp, plugin};
 
 /// The tool that all roads of this module offer.
 pub const TOOL: &str = "request_user_input";
 
 /// Longest that a call may ask to wait.
-const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// How long the cancel of a call that has not come yet is remembered.
 const CANCEL_KEPT: Duration = Duration::from_secs(600);
 /// How long a cancel is tried before its sender is told to repeat it.
@@ -42,6 +42,7 @@ const CANCEL_PATIENCE: Duration = Duration::from_secs(8);
 /// How long the outcome for a client that can't prove receipt is repeated: longer than such a
 /// client tries to connect again.
 const UNPROVABLE_KEPT: Duration = Duration::from_secs(60);
+const NO_PROOF: &str = "no_proof";
 /// How long a secret waits for its call to fetch it.
 const SECRET_KEPT: Duration = Duration::from_secs(24 * 3600);
 
@@ -56,8 +57,8 @@ pub(crate) async fn serve(
 ) -> std::io::Result<()> {
     let calls = Arc::new(Calls { adapter, cancelled: Mutex::default() });
     let overdue = close_overdue(calls.clone());
-    let serve =
-        axum::serve(listener, plugin::routes(calls)).with_graceful_shutdown(shutdown.cancelled_owned());
+    let serve = axum::serve(listener, plugin::routes(calls.clone()).merge(mcp::routes(calls)))
+        .with_graceful_shutdown(shutdown.cancelled_owned());
     tokio::select! {
         result = async { serve.await } => result,
         () = overdue => Ok(()),
@@ -84,12 +85,17 @@ pub(crate) struct Call {
     pub road: Road,
 }
 
+/// What a call asks.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub question: Question,
+    /// How long it waits.
+    pub timeout: Duration,
+}
+
 /// Why a call is not opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refused {
-    /// The arguments can't be asked; the text is for the model.
-    #[error("{0}")]
-    Invalid(#[from] Invalid),
     /// The question is too large for the bus.
     #[error("the question has {size} bytes, and at most {limit} can be asked; ask for less at once")]
     TooLarge { size: usize, limit: usize },
@@ -146,36 +152,38 @@ impl Call {
 }
 
 impl Calls {
-    /// Opens the question of a call, or finds it again.
-    pub(crate) async fn open(self: &Arc<Self>, call: &Call, args: &Value) -> Result<Stored<Entry>, Refused> {
-        let question = Question::from_tool_args(args)?;
+    /// Reads the arguments of a call.
+    ///
+    /// # Errors
+    /// What can't be asked, in words for the model.
+    pub(crate) fn read(&self, args: &Value) -> Result<Asked, Invalid> {
         let timeout = timeout(args, self.adapter.config.questions.timeout())?;
+        Ok(Asked { question: Question::from_tool_args(args)?, timeout })
+    }
+
+    /// Opens the question of a call, or finds it again.
+    pub(crate) async fn open(self: &Arc<Self>, call: &Call, asked: &Asked) -> Result<(), Refused> {
         let key = call.key();
         if self.came_cancelled(&key) {
             return Err(Refused::Cancelled);
         }
         let stored = match self.adapter.bus.question(&key).await? {
             Some(stored) => stored,
-            None => self.ask(&key, call, question.clone(), timeout).await?,
+            None => self.ask(&key, call, asked).await?,
         };
-        if stored.value.question != question {
+        if stored.value.question != asked.question {
             return Err(Refused::Reused);
         }
         // A cancel that came meanwhile may have found no entry.
         if self.came_cancelled(&key) {
-            self.cancel(&key).await.map_err(|_| Refused::Cancelled)?;
+            // Its failure is logged, and it goes on by itself.
+            let _ = self.cancel(&key).await;
             return Err(Refused::Cancelled);
         }
-        Ok(stored)
+        Ok(())
     }
 
-    async fn ask(
-        &self,
-        key: &QuestionKey,
-        call: &Call,
-        question: Question,
-        timeout: Duration,
-    ) -> Result<Stored<Entry>, Refused> {
+    async fn ask(&self, key: &QuestionKey, call: &Call, asked: &Asked) -> Result<Stored<Entry>, Refused> {
         let span = tracing::info_span!(
             "send ask",
             otel.kind = "producer",
@@ -189,9 +197,9 @@ impl Calls {
             askbus.call = %call.tool_call,
         );
         let now = Timestamp::now();
-        let (deadline, traceparent) = (now.plus(timeout), traceparent_of(&span));
-        let (key, road, id) = (key.clone(), call.road, &call.tool_call);
-        let entry = Entry::ask(key, road, TOOL, id, question, now, deadline, traceparent);
+        let (deadline, traceparent) = (now.plus(asked.timeout), traceparent_of(&span));
+        let (key, question) = (key.clone(), asked.question.clone());
+        let entry = Entry::ask(key, call.road, TOOL, &call.tool_call, question, now, deadline, traceparent);
         // The timeout is at least a second.
         let entry = entry.expect("a deadline in the future");
         Ok(self.adapter.bus.write_asked(&entry).instrument(span).await?)
@@ -406,10 +414,15 @@ async fn close_overdue(calls: Arc<Calls>) {
             () = tokio::time::sleep(wait) => {
                 let Some(Reverse(mut next)) = due.pop() else { continue };
                 let returned = Returned::Unconfirmed { why: next.why.into() };
-                if let Err(error) = calls.close(&next.key, &returned).await {
-                    tracing::warn!(question = %next.key, %error, "not closed yet");
-                    next.at = Timestamp::now().plus(Duration::from_secs(5));
-                    due.push(Reverse(next));
+                match calls.close(&next.key, &returned).await {
+                    // For a client that has no runs this is the end of one.
+                    Ok(()) if next.why == NO_PROOF => calls.adapter.secrets().forget(&next.key.session, &next.key.run),
+                    Ok(()) => {}
+                    Err(error) => {
+                        tracing::warn!(question = %next.key, %error, "not closed yet");
+                        next.at = Timestamp::now().plus(Duration::from_secs(5));
+                        due.push(Reverse(next));
+                    }
                 }
             }
         }
@@ -430,7 +443,7 @@ fn closes_by_itself(entry: &Entry) -> Option<Due> {
         return None;
     };
     let (kept, why) = match entry.road {
-        Road::McpAlone => (UNPROVABLE_KEPT, "no_proof"),
+        Road::McpAlone => (UNPROVABLE_KEPT, NO_PROOF),
         _ if entry.holds_secret() => (SECRET_KEPT, "expired"),
         _ => return None,
     };

@@ -6,10 +6,12 @@
 //! - [`adapter`]: what both share
 
 pub mod adapter;
+mod binding;
 mod bridge;
 mod calls;
 pub mod config;
 mod mask;
+mod mcp;
 pub mod openclaw;
 mod plugin;
 
@@ -30,7 +32,7 @@ pub const SERVICE: Service = Service {
     section: "adapter",
     version: env!("CARGO_PKG_VERSION"),
     defaults: include_str!("../config.default.toml"),
-    readiness: &["nats", "buckets", "seal_key", "gateway"],
+    readiness: &["nats", "buckets", "seal_key", "runs", "gateway"],
 };
 
 /// Runs the service until `shutdown`.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ask_core::entry::Road;
+use ask_core::question::Invalid;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State};
@@ -12,6 +13,7 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use futures::{Stream, StreamExt as _};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use service_kit::http::{ApiError, ApiJson, check_bearer, limit_body};
@@ -19,9 +21,9 @@ use service_kit::http::{ApiError, ApiJson, check_bearer, limit_body};
 use crate::calls::{Acknowledged, Call, Calls, Refused};
 
 /// So often something is sent while a person thinks.
-pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-const MAX_BODY: usize = 1 << 20;
+pub(crate) const MAX_BODY: usize = 1 << 20;
 /// Longest id, in bytes: four of them must fit into a subject.
 const MAX_ID: usize = 400;
 
@@ -107,7 +109,8 @@ async fn open(
     ApiJson(body): ApiJson<Open>,
 ) -> Result<Response, ApiError> {
     let call = body.caller.call(&calls, id, body.tool_call_id)?;
-    calls.open(&call, &body.args).await?;
+    let asked = calls.read(&body.args).map_err(invalid)?;
+    calls.open(&call, &asked).await?;
     let key = call.key();
     let wait = async move {
         let object = match calls.decided(&key).await {
@@ -134,14 +137,19 @@ async fn open(
         };
         Bytes::from(object.to_string())
     };
-    let parts = futures::stream::unfold(Some(Box::pin(wait)), |wait| async move {
-        let mut wait = wait?;
-        match tokio::time::timeout(KEEP_ALIVE, &mut wait).await {
-            Ok(object) => Some((Ok::<_, Infallible>(object), None)),
-            Err(_) => Some((Ok(Bytes::from_static(b"\n")), Some(wait))),
+    let body = with_beats(futures::stream::once(wait), b"\n");
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+/// A body of these parts, and of `beat` where nothing else comes for a while.
+pub(crate) fn with_beats(parts: impl Stream<Item = Bytes> + Send + 'static, beat: &'static [u8]) -> Body {
+    let beating = futures::stream::unfold(Box::pin(parts), move |mut parts| async move {
+        match tokio::time::timeout(KEEP_ALIVE, parts.next()).await {
+            Ok(part) => part.map(|part| (Ok::<_, Infallible>(part), parts)),
+            Err(_) => Some((Ok(Bytes::from_static(beat)), parts)),
         }
     });
-    Ok(([(header::CONTENT_TYPE, "application/json")], Body::from_stream(parts)).into_response())
+    Body::from_stream(beating)
 }
 
 fn retry(reason: &str) -> Value {
@@ -180,14 +188,15 @@ async fn cancel(
     }
 }
 
+fn invalid(invalid: Invalid) -> ApiError {
+    let error = ApiError::new(StatusCode::BAD_REQUEST, "invalid_arguments", invalid.to_string());
+    error.field(invalid.field).limit(invalid.limit).value(invalid.value)
+}
+
 impl From<Refused> for ApiError {
     fn from(refused: Refused) -> Self {
         let message = refused.to_string();
         match refused {
-            Refused::Invalid(invalid) => ApiError::new(StatusCode::BAD_REQUEST, "invalid_arguments", message)
-                .field(invalid.field)
-                .limit(invalid.limit)
-                .value(invalid.value),
             Refused::TooLarge { size, limit } => ApiError::new(StatusCode::BAD_REQUEST, "too_large", message)
                 .field("args")
                 .limit(limit)

@@ -64,7 +64,7 @@ pub(crate) async fn run(
     let background = async {
         tokio::join!(
             adapter.follow_entries(),
-            adapter.follow_tool_starts(),
+            adapter.follow_tool_starts(&health),
             report_readiness(&adapter, &health)
         )
     };

@@ -11,8 +11,10 @@ use ask_core::entry::Entry;
 use ask_core::key::SessionKey;
 use ask_core::reply::{Answer, Reply, ReplyContent, Responder};
 use ask_core::surface::Surface;
-use ask_core::wire::{ReplyRequest, ReplyResponse, SayRequest, SayResponse};
+use ask_core::wire::{ReplyRequest, ReplyResponse, RunEvent, RunItem, SayRequest, SayResponse, ToolPhase};
+use gateway_adapter::adapter::args_digest;
 use gateway_adapter::config::{AdapterConfig, GatewayConfig, HttpConfig, QuestionsConfig};
+use serde_json::{Value, json};
 use service_kit::{Health, Redacted};
 use testkit::nats::NatsServer;
 use tokio::net::TcpListener;
@@ -104,11 +106,15 @@ impl Bench {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let (config, url) = (self.config(), self.server.url());
+        let health = Health::new(&gateway_adapter::SERVICE);
+        let ready = health.clone();
         let running = run(|stop| async move {
             let listener = TcpListener::from_std(listener).unwrap();
-            let health = Health::new(&gateway_adapter::SERVICE);
             gateway_adapter::serve(config, connect(url).await, health, stop, listener).await.unwrap();
         });
+        // There is no Gateway.
+        until("the adapter", async || ready.unmet().keys().all(|unmet| *unmet == "gateway").then_some(()))
+            .await;
         Adapter { url: format!("http://{address}"), address, running }
     }
 
@@ -152,6 +158,23 @@ impl Bench {
         .await;
     }
 
+    /// Puts the start of a tool call on the bus, as the adapter that works for the Gateway does.
+    pub async fn tool_start(&self, session: &str, run: &str, call: &str, args: &Value) {
+        let what = RunEvent::Tool {
+            call: call.into(),
+            name: "askbus__request_user_input".into(),
+            phase: ToolPhase::Start,
+            title: None,
+            data: Some(json!({ "args_sha256": args_digest(args) })),
+            ok: None,
+        };
+        let session = SessionKey::new(GATEWAY, session);
+        self.bus
+            .write_run(&RunItem { schema: SCHEMA, session, run: run.into(), seq: 1, what })
+            .await
+            .unwrap();
+    }
+
     /// Waits until a question of the session fulfils a condition.
     pub async fn question(&self, session: &str, condition: impl Fn(&Entry) -> bool) -> Stored<Entry> {
         let session = SessionKey::new(GATEWAY, session);
@@ -175,8 +198,17 @@ impl Bench {
 
     /// Answers with a secret.
     pub async fn answer_secret(&self, entry: &Entry, secret: &str) -> ReplyResponse {
-        let sealed = self.seal.seal(secret, &entry.key, "r1").unwrap();
-        self.answer(entry, Answer::Sealed(sealed)).await
+        self.answer(entry, self.seal(entry, "r1", secret)).await
+    }
+
+    /// A secret as a front end seals it for its reply.
+    pub fn seal(&self, entry: &Entry, reply: &str, secret: &str) -> Answer {
+        Answer::Sealed(self.seal.seal(secret, &entry.key, reply).unwrap())
+    }
+
+    /// Answers as an operator does with askctl.
+    pub async fn answer_as_operator(&self, entry: &Entry, answer: Answer) -> ReplyResponse {
+        self.bus.outcome(&reply(entry, "o1", answer)).await.unwrap()
     }
 
     /// All files of the JetStream store that hold `text`.

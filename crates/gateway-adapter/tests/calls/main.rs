@@ -2,4 +2,5 @@
 //! here: calls come over HTTP, as its plugin and MCP clients send them.
 
 mod bench;
+mod mcp;
 mod plugin;

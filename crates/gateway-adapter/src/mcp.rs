@@ -1,0 +1,512 @@
+//! The MCP server: the tool `request_user_input` over streamable HTTP, for any MCP client.
+//!
+//! Written by hand, since a call must outlive this process: the answer to `tools/call` is an SSE
+//! stream whose event ids carry the question's key and the request's id, so that any replica can
+//! go on with it after `GET` with `Last-Event-ID`. No session is kept in memory.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ask_core::entry::Road;
+use ask_core::key::{QuestionKey, decode_token, encode_token};
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware;
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::post;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use service_kit::http::{ApiError, limit_body};
+
+use crate::SERVICE;
+use crate::adapter::args_digest;
+use crate::binding::{Binding, Origin};
+use crate::calls::{Asked, Call, Calls, MAX_TIMEOUT, Refused, TOOL};
+use crate::plugin::{MAX_BODY, authorize, with_beats};
+
+/// The revisions of the protocol that are spoken, the newest last.
+const REVISIONS: [&str; 3] = ["2025-03-26", "2025-06-18", "2025-11-25"];
+/// From this revision on, a stream begins with an event without data.
+const PRIMED_SINCE: &str = "2025-11-25";
+const SESSION_HEADER: &str = "mcp-session-id";
+const REVISION_HEADER: &str = "mcp-protocol-version";
+/// After this time a client connects again. Clients try twice, so a restart may take up to 20 s.
+const RETRY_MS: u64 = 10_000;
+const OPEN_AGAIN: Duration = Duration::from_millis(500);
+
+const PARSE_ERROR: i32 = -32700;
+const INVALID_REQUEST: i32 = -32600;
+const METHOD_NOT_FOUND: i32 = -32601;
+const INVALID_PARAMS: i32 = -32602;
+
+/// The route `/mcp`.
+pub(crate) fn routes(calls: Arc<Calls>) -> Router {
+    let mcp =
+        Mcp { binding: Binding::new(calls.adapter.clone()), calls: calls.clone(), open: Mutex::default() };
+    let routes = Router::new()
+        .route("/mcp", post(message).get(resume).delete(end_session))
+        .layer(middleware::from_fn_with_state(calls, authorize))
+        .with_state(Arc::new(mcp));
+    limit_body(routes, MAX_BODY)
+}
+
+struct Mcp {
+    calls: Arc<Calls>,
+    binding: Binding,
+    /// The questions of requests that wait here, so that they can be cancelled.
+    open: Mutex<HashMap<(String, Value), (QuestionKey, Instant)>>,
+}
+
+/// A client, by its `mcp-session-id`, which says all that must be known of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Client {
+    id: String,
+}
+
+/// Begins the id of a client that belongs to the Gateway.
+const OF_GATEWAY: &str = "openclaw-";
+
+impl Client {
+    fn new(name: &str) -> Self {
+        let prefix = if name.to_lowercase().contains("openclaw") { OF_GATEWAY } else { "" };
+        Self { id: format!("{prefix}{}", uuid::Uuid::new_v4()) }
+    }
+
+    fn of(headers: &HeaderMap) -> Result<Self, ApiError> {
+        let refused =
+            |status, code, message: &str| Err(ApiError::new(status, code, message).field(SESSION_HEADER));
+        let Some(id) = headers.get(SESSION_HEADER).and_then(|id| id.to_str().ok()) else {
+            let message = "the header mcp-session-id is missing; send the one that initialize gave";
+            return refused(StatusCode::BAD_REQUEST, "no_session", message);
+        };
+        match uuid::Uuid::try_parse(id.strip_prefix(OF_GATEWAY).unwrap_or(id)) {
+            Ok(_) => Ok(Self { id: id.into() }),
+            // By the protocol, a client that gets this initializes again.
+            Err(_) => refused(StatusCode::NOT_FOUND, "unknown_session", "no such session; initialize again"),
+        }
+    }
+
+    fn is_of_gateway(&self) -> bool {
+        self.id.starts_with(OF_GATEWAY)
+    }
+
+    /// The session of a client that speaks for none of the Gateway's.
+    fn own_session(&self) -> String {
+        format!("mcp-{}", self.id)
+    }
+}
+
+#[derive(Deserialize)]
+struct Message {
+    id: Option<Value>,
+    method: Option<String>,
+    #[serde(default)]
+    params: Value,
+}
+
+/// Where the answer to a request belongs; an event's id says it.
+#[derive(Debug, Clone, PartialEq)]
+struct Place {
+    key: QuestionKey,
+    request: Value,
+}
+
+impl Place {
+    /// The id of the first event of the stream, or of the one with the answer.
+    fn event_id(&self, answered: bool) -> String {
+        let request = encode_token(&self.request.to_string());
+        format!("{}.{request}.{}", self.key, u8::from(answered))
+    }
+
+    fn from_event_id(id: &str) -> Option<Self> {
+        let (rest, _) = id.rsplit_once('.')?;
+        let (key, request) = rest.rsplit_once('.')?;
+        let request = serde_json::from_str(&decode_token(request)?).ok()?;
+        Some(Self { key: key.parse().ok()?, request })
+    }
+}
+
+async fn message(State(mcp): State<Arc<Mcp>>, headers: HeaderMap, body: Bytes) -> Response {
+    let message: Message = match serde_json::from_slice(&body) {
+        Ok(message) => message,
+        Err(_) => {
+            return failed(StatusCode::BAD_REQUEST, &Value::Null, PARSE_ERROR, "not a JSON-RPC message");
+        }
+    };
+    // A response, to a request that this server never sends.
+    let Some(method) = message.method.as_deref() else { return StatusCode::ACCEPTED.into_response() };
+    let Some(id) = message.id else {
+        if method == "notifications/cancelled"
+            && let Ok(client) = Client::of(&headers)
+        {
+            mcp.cancel(&client, &message.params["requestId"]);
+        }
+        return StatusCode::ACCEPTED.into_response();
+    };
+    if !(id.is_string() || id.is_number()) {
+        return failed(
+            StatusCode::BAD_REQUEST,
+            &Value::Null,
+            INVALID_REQUEST,
+            "`id` must be text or a number",
+        );
+    }
+    if method == "initialize" {
+        return initialize(&id, &message.params);
+    }
+    let revision = headers.get(REVISION_HEADER).map_or(Ok(REVISIONS[0]), |r| r.to_str()).unwrap_or("");
+    if !REVISIONS.contains(&revision) {
+        let why = format!("{REVISION_HEADER} must be one of {}, got: {revision}", REVISIONS.join(", "));
+        return failed(StatusCode::BAD_REQUEST, &id, INVALID_REQUEST, &why);
+    }
+    let client = match Client::of(&headers) {
+        Ok(client) => client,
+        Err(refused) => return refused.into_response(),
+    };
+    match method {
+        "ping" => result(&id, json!({})),
+        "tools/list" => result(&id, json!({ "tools": [tool()] })),
+        "tools/call" if message.params["name"] == TOOL => {
+            mcp.call(client, id, &message.params["arguments"], revision)
+        }
+        "tools/call" => {
+            let why = format!("unknown tool {}; this server has {TOOL}", message.params["name"]);
+            failed(StatusCode::OK, &id, INVALID_PARAMS, &why)
+        }
+        _ => failed(StatusCode::OK, &id, METHOD_NOT_FOUND, &format!("no method {method}")),
+    }
+}
+
+fn initialize(id: &Value, params: &Value) -> Response {
+    let asked = params["protocolVersion"].as_str().unwrap_or_default();
+    let newest = REVISIONS[REVISIONS.len() - 1];
+    let revision = REVISIONS.into_iter().find(|r| *r == asked).unwrap_or(newest);
+    let client = Client::new(params["clientInfo"]["name"].as_str().unwrap_or_default());
+    let answer = json!({
+        "protocolVersion": revision,
+        "capabilities": { "tools": {} },
+        "serverInfo": { "name": "askbus", "version": SERVICE.version },
+    });
+    ([(SESSION_HEADER, client.id)], result(id, answer)).into_response()
+}
+
+fn tool() -> Value {
+    json!({
+        "name": TOOL,
+        "description": "Ask the user a question. Returns their answer as a string.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "question": {
+                    "type": "string",
+                    "description": "The question to ask the user. Clear, specific, one question.",
+                },
+                "choices": {
+                    "type": "array",
+                    "items": { "type": "string" },
+                    "description": "Optional list of predefined choices. The user can pick one or type a custom answer.",
+                },
+                "secret": {
+                    "type": "boolean",
+                    "description": "If true, the input should not be echoed visually. Use for passwords or sensitive values.",
+                },
+                "multiple": {
+                    "type": "boolean",
+                    "description": "If true, the user can pick several choices; the answer is then a JSON list.",
+                },
+                "timeout_seconds": {
+                    "type": "number",
+                    "minimum": 1,
+                    "maximum": MAX_TIMEOUT.as_secs(),
+                    "description": "How long to wait for the answer.",
+                },
+            },
+            "required": ["question"],
+        },
+    })
+}
+
+async fn resume(State(mcp): State<Arc<Mcp>>, headers: HeaderMap) -> Result<Response, ApiError> {
+    let Some(last) = headers.get("last-event-id") else {
+        // This server says nothing of its own accord.
+        return Ok((StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "POST, DELETE")]).into_response());
+    };
+    let client = Client::of(&headers)?;
+    let place = last.to_str().ok().and_then(Place::from_event_id);
+    let place = place.filter(|place| place.key.gateway == mcp.calls.adapter.gateway());
+    let place = place.ok_or_else(|| {
+        let message = "last-event-id must be the id of an event of this server";
+        ApiError::new(StatusCode::BAD_REQUEST, "bad_event_id", message).field("last-event-id")
+    })?;
+    if !mcp.may_read(&client, &place.key).await.map_err(Refused::from)? {
+        let message = "this stream belongs to another session";
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "other_session", message).field("last-event-id"));
+    }
+    mcp.remember(&client, &place);
+    Ok(mcp.stream(client, Stage::Resume(place)))
+}
+
+/// The client has ended its session: its calls wait for nothing any more.
+async fn end_session(State(mcp): State<Arc<Mcp>>, headers: HeaderMap) -> Result<StatusCode, ApiError> {
+    let client = Client::of(&headers)?;
+    let of_client = mcp.open().keys().filter(|(id, _)| *id == client.id).cloned().collect::<Vec<_>>();
+    for (_, request) in of_client {
+        mcp.cancel(&client, &request);
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// How far the answer to a call is.
+enum Stage {
+    Bind { request: Value, asked: Asked, digest: String, primed: bool },
+    Open { call: Call, asked: Asked, place: Place },
+    Resume(Place),
+    Wait(Place),
+    Done,
+}
+
+impl Mcp {
+    fn call(self: &Arc<Self>, client: Client, request: Value, args: &Value, revision: &str) -> Response {
+        match self.calls.read(args) {
+            Ok(asked) => {
+                let (digest, primed) = (args_digest(args), revision >= PRIMED_SINCE);
+                self.stream(client, Stage::Bind { request, asked, digest, primed })
+            }
+            Err(invalid) => result(&request, tool_result(&invalid.to_string(), None, true)),
+        }
+    }
+
+    fn stream(self: &Arc<Self>, client: Client, stage: Stage) -> Response {
+        let (mcp, client) = (self.clone(), Arc::new(client));
+        let events = futures::stream::unfold(stage, move |stage| {
+            let (mcp, client) = (mcp.clone(), client.clone());
+            async move { mcp.step(&client, stage).await }
+        });
+        let headers = [
+            (header::CONTENT_TYPE.as_str(), "text/event-stream".to_owned()),
+            (header::CACHE_CONTROL.as_str(), "no-cache".to_owned()),
+        ];
+        (headers, with_beats(events, b": waiting\n\n")).into_response()
+    }
+
+    /// The next event; `None` ends the stream, and a client without its answer comes again.
+    async fn step(&self, client: &Client, mut stage: Stage) -> Option<(Bytes, Stage)> {
+        loop {
+            stage = match stage {
+                Stage::Bind { request, asked, digest, primed } => {
+                    match self.bind(client, &request, &digest).await? {
+                        Ok(call) => {
+                            let place = Place { key: call.key(), request };
+                            self.remember(client, &place);
+                            // Before the question is written: a client that loses this process then
+                            // asks for it and is told, instead of waiting for nothing.
+                            let data = if primed { "data: \n" } else { "" };
+                            let event = format!("id: {}\nretry: {RETRY_MS}\n{data}\n", place.event_id(false));
+                            return Some((event.into(), Stage::Open { call, asked, place }));
+                        }
+                        Err(why) => {
+                            let answer = tool_result(&undeliverable(why), None, false);
+                            return Some((event(None, &request, &answer), Stage::Done));
+                        }
+                    }
+                }
+                Stage::Open { call, asked, place } => match self.open_question(&call, &asked).await? {
+                    Ok(()) => Stage::Wait(place),
+                    Err(why) => return Some(self.answer(client, &place, tool_result(&why, None, true))),
+                },
+                Stage::Resume(place) => match self.is_open(&place.key).await? {
+                    true => Stage::Wait(place),
+                    false => {
+                        let why = "the question was lost before it was shown; ask again";
+                        return Some(self.answer(client, &place, tool_result(why, None, true)));
+                    }
+                },
+                Stage::Wait(place) => {
+                    let decided = self.calls.decided(&place.key).await?;
+                    match self.calls.result(&decided) {
+                        Ok(told) => {
+                            let secret = told.secret.as_ref().map(|value| value.as_str());
+                            // OpenClaw would put the structured content before the answer.
+                            let details = Some(told.details).filter(|_| !client.is_of_gateway());
+                            let answer = tool_result(secret.unwrap_or(&told.text), details, false);
+                            return Some(self.answer(client, &place, answer));
+                        }
+                        Err(error) => {
+                            tracing::error!(question = %place.key, %error, "a secret can't be opened here");
+                            return None;
+                        }
+                    }
+                }
+                Stage::Done => return None,
+            }
+        }
+    }
+
+    /// Whose call it is, or why nobody can be asked. `None` when this replica stops.
+    async fn bind(
+        &self,
+        client: &Client,
+        request: &Value,
+        digest: &str,
+    ) -> Option<Result<Call, &'static str>> {
+        let adapter = &self.calls.adapter;
+        let known = loop {
+            match adapter.bus.mcp_session(adapter.gateway(), &client.id).await {
+                Ok(known) => break known,
+                Err(error) => self.pause(&error).await?,
+            }
+        };
+        let own = client.own_session();
+        let origin = match known.as_deref() == Some(&own) {
+            true => Origin::Unknown,
+            false => self.binding.origin(digest, known.as_deref()).await,
+        };
+        let request = encode_token(&request.to_string());
+        let call = match origin {
+            Origin::Start(start) => Call {
+                session: start.session,
+                run: start.run,
+                // Models repeat the ids of their calls.
+                id: format!("{}.{}.{request}", start.call, client.id),
+                tool_call: start.call,
+                road: Road::Mcp,
+            },
+            Origin::Ambiguous => {
+                return Some(Err("it could come from several sessions that ask the same now"));
+            }
+            Origin::Unknown if client.is_of_gateway() => {
+                return Some(Err("the gateway reported no such tool call, so its session is not known"));
+            }
+            Origin::Unknown => Call {
+                session: adapter.session(&own),
+                run: own.clone(),
+                id: request.clone(),
+                tool_call: request,
+                road: Road::McpAlone,
+            },
+        };
+        let session = &call.session.session;
+        if known.as_ref() != Some(session) {
+            while let Err(error) = adapter.bus.write_mcp_session(adapter.gateway(), &client.id, session).await
+            {
+                self.pause(&error).await?;
+            }
+        }
+        Some(Ok(call))
+    }
+
+    /// Opens the question, as long as it can still be asked; the error is for the model.
+    async fn open_question(&self, call: &Call, asked: &Asked) -> Option<Result<(), String>> {
+        let began = Instant::now();
+        loop {
+            match self.calls.open(call, asked).await {
+                Ok(()) => return Some(Ok(())),
+                Err(Refused::Bus(error)) if began.elapsed() < asked.timeout => self.pause(&error).await?,
+                Err(refused) => return Some(Err(refused.to_string())),
+            }
+        }
+    }
+
+    async fn is_open(&self, key: &QuestionKey) -> Option<bool> {
+        loop {
+            match self.calls.adapter.bus.question(key).await {
+                Ok(stored) => return Some(stored.is_some()),
+                Err(error) => self.pause(&error).await?,
+            }
+        }
+    }
+
+    /// `None` when this replica stops.
+    async fn pause(&self, error: &ask_bus::BusError) -> Option<()> {
+        tracing::warn!(%error, "an mcp call waits for the bus");
+        let shutdown = &self.calls.adapter.shutdown;
+        shutdown.run_until_cancelled(tokio::time::sleep(OPEN_AGAIN)).await
+    }
+
+    /// A client reads only what belongs to the session that it speaks for.
+    async fn may_read(&self, client: &Client, key: &QuestionKey) -> Result<bool, ask_bus::BusError> {
+        let adapter = &self.calls.adapter;
+        let known = adapter.bus.mcp_session(adapter.gateway(), &client.id).await?;
+        Ok(known.is_some_and(|session| session == key.session))
+    }
+
+    fn answer(&self, client: &Client, place: &Place, answer: Value) -> (Bytes, Stage) {
+        self.open().remove(&(client.id.clone(), place.request.clone()));
+        (event(Some(place), &place.request, &answer), Stage::Done)
+    }
+
+    /// Cancels the question of a request; one that is not known here is ignored.
+    fn cancel(&self, client: &Client, request: &Value) {
+        let known = self.open().remove(&(client.id.clone(), request.clone()));
+        let Some((key, _)) = known else { return };
+        let calls = self.calls.clone();
+        // It repeats and logs by itself.
+        tokio::spawn(async move { calls.cancel(&key).await });
+    }
+
+    fn remember(&self, client: &Client, place: &Place) {
+        let mut open = self.open();
+        // What was not answered here was answered by another replica, or its client is gone.
+        open.retain(|_, (_, since)| since.elapsed() < MAX_TIMEOUT);
+        open.insert((client.id.clone(), place.request.clone()), (place.key.clone(), Instant::now()));
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<(String, Value), (QuestionKey, Instant)>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn tool_result(text: &str, details: Option<Value>, is_error: bool) -> Value {
+    let mut result = json!({ "content": [{ "type": "text", "text": text }], "isError": is_error });
+    if let Some(details) = details {
+        result["structuredContent"] = details;
+    }
+    result
+}
+
+/// As ask-core words it, for a call that has no entry.
+fn undeliverable(why: &str) -> String {
+    json!({
+        "error": "The question could not be shown to the user",
+        "status": "undeliverable",
+        "reason": "ambiguous_identity",
+        "why": why,
+    })
+    .to_string()
+}
+
+fn event(place: Option<&Place>, request: &Value, answer: &Value) -> Bytes {
+    let id = place.map(|place| format!("id: {}\n", place.event_id(true))).unwrap_or_default();
+    let response = json!({ "jsonrpc": "2.0", "id": request, "result": answer });
+    format!("{id}event: message\ndata: {response}\n\n").into()
+}
+
+fn result(id: &Value, result: Value) -> Response {
+    Json(json!({ "jsonrpc": "2.0", "id": id, "result": result })).into_response()
+}
+
+fn failed(status: StatusCode, id: &Value, code: i32, message: &str) -> Response {
+    let error = json!({ "code": code, "message": message });
+    (status, Json(json!({ "jsonrpc": "2.0", "id": id, "error": error }))).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_id_carries_key_and_request() {
+        for request in [json!(2), json!("a.b=c d")] {
+            let key: QuestionKey = "g.agent=3Amain=3Ax.r.q".parse().unwrap();
+            let place = Place { key, request };
+            assert_eq!(Place::from_event_id(&place.event_id(false)), Some(place.clone()));
+            assert_eq!(Place::from_event_id(&place.event_id(true)), Some(place));
+        }
+        for id in ["", "1", "g.s.r.q", "a.b.c.d.e.f.g"] {
+            assert_eq!(Place::from_event_id(id), None, "{id}");
+        }
+    }
+}
