@@ -10,8 +10,8 @@ import os from "node:os";
 import path from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 
-const PATIENCE = 120_000;
-const START_TIMEOUT = 180_000;
+const PATIENCE = 180_000;
+const START_TIMEOUT = 300_000;
 const TOKEN = "plugin-test-gateway-token";
 export const ADAPTER_TOKEN = "plugin-test-adapter-token";
 
@@ -251,7 +251,11 @@ export class Gateway {
       }
       assert.ok(Date.now() < deadline, `gateway is not ready; see ${at("gateway.log")}`);
       // It gives itself up when a busy machine lets it wait; a supervisor would start it again.
-      if (gateway.child.exitCode !== null) launch();
+      // Half a first start may leave a state that wants a repair by hand.
+      if (gateway.child.exitCode !== null) {
+        await rm(at("state"), { recursive: true, force: true });
+        launch();
+      }
       await sleep(200);
     }
   }

@@ -216,7 +216,7 @@ async fn a_gateway_that_takes_us_for_a_stranger_gets_a_device_identity() {
     let options = GatewayOptions { needs_approval: true, ..GatewayOptions::default() };
     let gateway = scripted(options).await;
     let mut kept = Kept::start(&gateway.url(), gateway.token());
-    let why = kept.down("openclaw devices approve ").await;
+    kept.down("openclaw devices approve ").await;
     gateway.approve_devices();
     let connected = kept.next().await;
     connected.client.question_list().await.unwrap();

@@ -20,7 +20,7 @@ use testkit::model::{MODEL, ScriptedModel};
 
 pub const TOKEN: &str = "contract-token-0123456789abcdef";
 /// On a machine of two cores that is busy otherwise, a start was seen to take 40 s.
-const START_TIMEOUT: Duration = Duration::from_secs(180);
+const START_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A running Gateway; its process ends with this value or with the test process.
 pub struct RealGateway {
@@ -59,7 +59,7 @@ impl RealGateway {
         });
         fs::write(folder.join("openclaw.json"), config.to_string()).unwrap();
         let mut gateway = Self { folder, port, bind, child: None, _model: model };
-        gateway.launch().await;
+        gateway.launch(true).await;
         gateway
     }
 
@@ -91,7 +91,7 @@ impl RealGateway {
     /// Kills the process (-9) and starts another on the same state.
     pub async fn kill_and_restart(&mut self) {
         self.stop();
-        self.launch().await;
+        self.launch(false).await;
     }
 
     /// Asks the process to stop (SIGTERM): it drains first.
@@ -116,7 +116,7 @@ impl RealGateway {
 
     /// One start at a time: while it starts, a Gateway gives itself up when it gets no processor
     /// for five seconds. Then a supervisor would start it again, and so do we.
-    async fn launch(&mut self) {
+    async fn launch(&mut self, first: bool) {
         static STARTS: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
         let _one = STARTS.lock().await;
         let deadline = Instant::now() + START_TIMEOUT;
@@ -130,6 +130,10 @@ impl RealGateway {
             );
             let child = self.child.as_mut().unwrap();
             if child.try_wait().unwrap().is_some() {
+                if first {
+                    // Half a first start may leave a state that wants a repair by hand.
+                    let _ = fs::remove_dir_all(self.folder.join("state"));
+                }
                 self.spawn();
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
