@@ -1,6 +1,7 @@
 //! askctl: runs, shows and repairs askbus.
 
 mod config;
+mod demo;
 mod doctor;
 mod nats_server;
 mod process;
@@ -9,6 +10,7 @@ mod questions;
 mod reply;
 mod terminal;
 mod timeline;
+mod up;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -32,6 +34,14 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Lets a scripted agent ask three questions, and shows what becomes of them
+    Demo(demo::DemoArgs),
+    /// Runs the three services in this process, with a nats-server of its own unless --nats names one
+    Up {
+        /// Folder of its data [default: ${XDG_STATE_HOME:-~/.local/state}/askbus/askctl]
+        #[arg(long, value_name = "FOLDER")]
+        state: Option<PathBuf>,
+    },
     /// Makes buckets, streams, seal keys and tokens; again does no harm
     Provision {
         /// Folder of the keys and tokens [default: askctl.keys_dir of the configuration]
@@ -114,9 +124,18 @@ fn main() -> ExitCode {
 }
 
 async fn run(cli: Cli) -> Result<ExitCode> {
+    match cli.command {
+        Command::Demo(args) => return Box::pin(demo::demo(args)).await.map(|()| ExitCode::SUCCESS),
+        Command::Up { state } => {
+            let up = up::up(cli.config.as_deref(), cli.nats.as_deref(), state);
+            return Box::pin(up).await.map(|()| ExitCode::SUCCESS);
+        }
+        _ => {}
+    }
     let config = config::load(cli.config.as_deref(), cli.nats.as_deref())?;
     let connected = async || config::connect(&config.nats).await;
     match cli.command {
+        Command::Demo(_) | Command::Up { .. } => unreachable!("they have a configuration of their own"),
         Command::Provision { dir, replace_seal_keys } => {
             let folder = dir.map_or_else(|| config.service.keys_dir(), Ok)?;
             let bus = connected().await?;

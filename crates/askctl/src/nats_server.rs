@@ -20,7 +20,6 @@ const STOP_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct NatsServer {
     pub url: String,
-    pub log: PathBuf,
     stop: CancellationToken,
     supervisor: JoinHandle<()>,
 }
@@ -59,7 +58,7 @@ impl NatsServer {
         launch(&mut process, &binary, &ports_folder, ports).await?;
         let stop = CancellationToken::new();
         let supervisor = tokio::spawn(supervise(process, binary, ports_folder, ports, stop.clone()));
-        Ok(Self { url: format!("nats://127.0.0.1:{}", ports.clients), log, stop, supervisor })
+        Ok(Self { url: format!("nats://127.0.0.1:{}", ports.clients), stop, supervisor })
     }
 
     /// Ends it in order.

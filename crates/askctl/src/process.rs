@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::process::{Child, ChildStdout, Command};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::Instant;
 
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -24,7 +24,7 @@ pub struct Process {
     log: PathBuf,
     /// Held open by the process for as long as it lives.
     lock: Option<File>,
-    pipe_stdout: bool,
+    piped: bool,
     child: Option<Child>,
 }
 
@@ -39,7 +39,7 @@ impl Process {
             env: Vec::new(),
             log: log.into(),
             lock: None,
-            pipe_stdout: false,
+            piped: false,
             child: None,
         })
     }
@@ -54,9 +54,9 @@ impl Process {
         self
     }
 
-    /// Gives the process its standard output as a pipe: see [`stdout`](Self::stdout).
+    /// Gives the process pipes as its standard input and output.
     pub fn piped(mut self) -> Self {
-        self.pipe_stdout = true;
+        self.piped = true;
         self
     }
 
@@ -72,9 +72,10 @@ impl Process {
         let failed = || format!("{} ({}) can't be started", self.name, self.program.display());
         let stdin = match &self.lock {
             Some(lock) => Stdio::from(lock.try_clone().with_context(failed)?),
+            None if self.piped => Stdio::piped(),
             None => Stdio::null(),
         };
-        let stdout = if self.pipe_stdout { Stdio::piped() } else { log().with_context(failed)?.into() };
+        let stdout = if self.piped { Stdio::piped() } else { log().with_context(failed)?.into() };
         let child = Command::new(&self.program)
             .args(&self.args)
             .envs(self.env.iter().map(|(name, value)| (name, value)))
@@ -92,6 +93,11 @@ impl Process {
     /// Its standard output, once per start.
     pub fn stdout(&mut self) -> Option<ChildStdout> {
         self.child.as_mut()?.stdout.take()
+    }
+
+    /// Its standard input, once per start.
+    pub fn stdin(&mut self) -> Option<ChildStdin> {
+        self.child.as_mut()?.stdin.take()
     }
 
     pub fn id(&self) -> Option<u32> {

@@ -1,7 +1,7 @@
 //! `answer` and `cancel`: what an operator decides.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, IsTerminal, Read};
+use std::io::{IsTerminal as _, Read as _};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -17,7 +17,7 @@ use ask_core::wire::{ReplyRequest, ReplyResponse};
 use zeroize::Zeroizing;
 
 use crate::questions::{find, short_id};
-use crate::terminal::{duration, plain};
+use crate::terminal::{duration, plain, read_line};
 use crate::timeline;
 
 /// How often a reply is handed in before the operator hears that it is not saved.
@@ -54,14 +54,22 @@ pub async fn answer(bus: &Bus, args: AnswerArgs) -> Result<()> {
             bail!("this question has no options: its answer is a secret, use --stdin")
         }
         (Some(prompt), None, []) => {
-            let secret = if args.stdin { read_all()? } else { ask_secret(&question)? };
+            let secret = if args.stdin {
+                read_all()?
+            } else {
+                needs_terminal()?;
+                ask_secret(&question).await?
+            };
             let sealed = seal(bus, &key, &id, &secret).await?;
             [(prompt.id.clone(), sealed)].into()
         }
         (None, Some(text), _) => from_text(&question, &text)?,
         (None, None, options @ [_, ..]) => from_options(&question, options)?,
         (None, None, []) if args.stdin => from_text(&question, &read_all()?)?,
-        (None, None, []) => ask_until_it_fits(&question)?,
+        (None, None, []) => {
+            needs_terminal()?;
+            ask_until_it_fits(&question).await?
+        }
     };
     hand_in(bus, &key, &question, id, ReplyContent::Answers { answers }).await
 }
@@ -194,38 +202,37 @@ pub fn hint(question: &Question) -> &'static str {
     }
 }
 
-/// Reads a secret from the terminal without showing it.
-pub fn ask_secret(question: &Question) -> Result<Zeroizing<String>> {
+fn needs_terminal() -> Result<()> {
     if !std::io::stdin().is_terminal() {
-        bail!("the answer is a secret: give it on standard input with --stdin");
+        bail!("there is no answer: give one with --text or --option, a secret with --stdin");
     }
-    eprint!("{}", as_asked(question));
-    let secret = rpassword::prompt_password(hint(question)).context("the terminal can't be read")?;
-    Ok(Zeroizing::new(secret))
+    Ok(())
 }
 
-/// Reads the answer from the terminal; the end of input is an error.
-pub fn ask_until_it_fits(question: &Question) -> Result<BTreeMap<String, Answer>> {
-    if !std::io::stdin().is_terminal() {
-        bail!("there is no answer: give one with --text, --option or --stdin");
+/// Reads a secret from the terminal without showing it.
+pub async fn ask_secret(question: &Question) -> Result<Zeroizing<String>> {
+    eprint!("{}{}", as_asked(question), hint(question));
+    match read_line(true).await? {
+        Some(secret) => Ok(secret),
+        None => bail!("the input ended; nothing was sent"),
     }
+}
+
+/// Reads answers from the terminal until they fit.
+pub async fn ask_until_it_fits(question: &Question) -> Result<BTreeMap<String, Answer>> {
     eprint!("{}", as_asked(question));
     loop {
         eprint!("{}", hint(question));
-        let mut text = String::new();
-        for line in std::io::stdin().lock().lines() {
-            let line = line.context("the terminal can't be read")?;
+        let mut lines = Vec::new();
+        loop {
+            let Some(line) = read_line(false).await? else { bail!("the input ended; nothing was sent") };
             let last = question.prompts.len() == 1 || line.trim().is_empty();
-            text.push_str(&line);
-            text.push('\n');
+            lines.push(line.to_string());
             if last {
                 break;
             }
         }
-        if text.is_empty() {
-            bail!("the input ended; nothing was sent");
-        }
-        match from_text(question, text.trim_end_matches('\n')) {
+        match from_text(question, lines.join("\n").trim()) {
             Ok(answers) => return Ok(answers),
             Err(why) => eprintln!("{why}"),
         }

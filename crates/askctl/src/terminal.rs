@@ -1,6 +1,11 @@
-//! Text for terminals.
+//! Text for terminals, and what is typed there.
 
+use std::io::{BufRead as _, IsTerminal as _, stdin};
 use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use zeroize::Zeroizing;
 
 /// One line of `text`, at most `max` characters, without anything that could steer a terminal:
 /// questions and answers come from elsewhere.
@@ -22,6 +27,45 @@ pub fn duration(time: Duration) -> String {
         60..3600 => format!("{} min {} s", s / 60, s % 60),
         3600..86_400 => format!("{} h {} min", s / 3600, s % 3600 / 60),
         _ => format!("{} d {} h", s / 86_400, s % 86_400 / 3600),
+    }
+}
+
+/// Reads a line from standard input; none at its end. Hidden, the terminal shows nothing of it.
+pub async fn read_line(hidden: bool) -> Result<Option<Zeroizing<String>>> {
+    let _hidden = if hidden && stdin().is_terminal() { Some(HiddenInput::begin()?) } else { None };
+    let read = tokio::task::spawn_blocking(|| {
+        let mut line = Zeroizing::new(String::new());
+        let length = stdin().lock().read_line(&mut line).context("standard input can't be read as text")?;
+        let end = line.trim_end_matches(['\r', '\n']).len();
+        line.truncate(end);
+        anyhow::Ok((length > 0).then_some(line))
+    });
+    tokio::select! {
+        line = read => line?,
+        // Handled here, so that the terminal shows again what is typed.
+        _ = tokio::signal::ctrl_c() => bail!("interrupted; nothing was sent"),
+    }
+}
+
+/// The terminal does not show what is typed until this is dropped.
+struct HiddenInput(Termios);
+
+impl HiddenInput {
+    fn begin() -> Result<Self> {
+        let before = tcgetattr(stdin()).context("the terminal can't be asked to hide what is typed")?;
+        let mut hidden = before.clone();
+        hidden.local_modes.remove(LocalModes::ECHO);
+        hidden.local_modes.insert(LocalModes::ECHONL);
+        tcsetattr(stdin(), OptionalActions::Flush, &hidden)
+            .context("the terminal can't hide what is typed")?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for HiddenInput {
+    fn drop(&mut self) {
+        // A terminal that is gone shows nothing either.
+        let _ = tcsetattr(stdin(), OptionalActions::Flush, &self.0);
     }
 }
 
