@@ -56,8 +56,14 @@ pub(crate) fn routes(calls: Arc<Calls>) -> Router {
 struct Mcp {
     calls: Arc<Calls>,
     binding: Binding,
-    /// The questions of requests that wait here, so that they can be cancelled.
-    open: Mutex<HashMap<(String, Value), (QuestionKey, Instant)>>,
+    /// The requests that wait here, by client and id, so that they can be cancelled.
+    open: Mutex<HashMap<(String, Value), Open>>,
+}
+
+struct Open {
+    /// Its question, once it is known whose call it is.
+    key: Option<QuestionKey>,
+    since: Instant,
 }
 
 /// A client, by its `mcp-session-id`, which says all that must be known of it.
@@ -245,7 +251,7 @@ async fn resume(State(mcp): State<Arc<Mcp>>, headers: HeaderMap) -> Result<Respo
         let message = "this stream belongs to another session";
         return Err(ApiError::new(StatusCode::NOT_FOUND, "other_session", message).field("last-event-id"));
     }
-    mcp.remember(&client, &place);
+    mcp.remember(&client, &place.request, Some(&place.key));
     Ok(mcp.stream(client, Stage::Resume(place)))
 }
 
@@ -261,19 +267,29 @@ async fn end_session(State(mcp): State<Arc<Mcp>>, headers: HeaderMap) -> Result<
 
 /// How far the answer to a call is.
 enum Stage {
-    Bind { request: Value, asked: Asked, digest: String, primed: bool },
+    Bind(Unbound),
     Open { call: Call, asked: Asked, place: Place },
     Resume(Place),
     Wait(Place),
     Done,
 }
 
+/// A call of which it is not known yet whose it is.
+struct Unbound {
+    request: Value,
+    asked: Asked,
+    digest: String,
+    /// The stream begins with an event without data.
+    primed: bool,
+}
+
 impl Mcp {
     fn call(self: &Arc<Self>, client: Client, request: Value, args: &Value, revision: &str) -> Response {
         match self.calls.read(args) {
             Ok(asked) => {
+                self.remember(&client, &request, None);
                 let (digest, primed) = (args_digest(args), revision >= PRIMED_SINCE);
-                self.stream(client, Stage::Bind { request, asked, digest, primed })
+                self.stream(client, Stage::Bind(Unbound { request, asked, digest, primed }))
             }
             Err(invalid) => result(&request, tool_result(&invalid.to_string(), None, true)),
         }
@@ -296,23 +312,7 @@ impl Mcp {
     async fn step(&self, client: &Client, mut stage: Stage) -> Option<(Bytes, Stage)> {
         loop {
             stage = match stage {
-                Stage::Bind { request, asked, digest, primed } => {
-                    match self.bind(client, &request, &digest).await? {
-                        Ok(call) => {
-                            let place = Place { key: call.key(), request };
-                            self.remember(client, &place);
-                            // Before the question is written: a client that loses this process then
-                            // asks for it and is told, instead of waiting for nothing.
-                            let data = if primed { "data: \n" } else { "" };
-                            let event = format!("id: {}\nretry: {RETRY_MS}\n{data}\n", place.event_id(false));
-                            return Some((event.into(), Stage::Open { call, asked, place }));
-                        }
-                        Err(why) => {
-                            let answer = tool_result(&undeliverable(why), None, false);
-                            return Some((event(None, &request, &answer), Stage::Done));
-                        }
-                    }
-                }
+                Stage::Bind(unbound) => return self.begin(client, unbound).await,
                 Stage::Open { call, asked, place } => match self.open_question(&call, &asked).await? {
                     Ok(()) => Stage::Wait(place),
                     Err(why) => return Some(self.answer(client, &place, tool_result(&why, None, true))),
@@ -343,6 +343,27 @@ impl Mcp {
                 Stage::Done => return None,
             }
         }
+    }
+
+    /// The first event, which says how to come again. It is sent before the question is written: a
+    /// client that loses this process in between asks for it and is told.
+    async fn begin(&self, client: &Client, unbound: Unbound) -> Option<(Bytes, Stage)> {
+        let Unbound { request, asked, digest, primed } = unbound;
+        let bound = self.bind(client, &request, &digest).await?;
+        // Cancelled meanwhile.
+        self.forget(client, &request)?;
+        let call = match bound {
+            Ok(call) => call,
+            Err(why) => {
+                let answer = tool_result(&undeliverable(why), None, false);
+                return Some((event(None, &request, &answer), Stage::Done));
+            }
+        };
+        let place = Place { key: call.key(), request };
+        self.remember(client, &place.request, Some(&place.key));
+        let data = if primed { "data: \n" } else { "" };
+        let event = format!("id: {}\nretry: {RETRY_MS}\n{data}\n", place.event_id(false));
+        Some((event.into(), Stage::Open { call, asked, place }))
     }
 
     /// Whose call it is, or why nobody can be asked. `None` when this replica stops.
@@ -434,27 +455,31 @@ impl Mcp {
     }
 
     fn answer(&self, client: &Client, place: &Place, answer: Value) -> (Bytes, Stage) {
-        self.open().remove(&(client.id.clone(), place.request.clone()));
+        self.forget(client, &place.request);
         (event(Some(place), &place.request, &answer), Stage::Done)
     }
 
-    /// Cancels the question of a request; one that is not known here is ignored.
+    /// Cancels the question of a request; a request that is not known here is ignored.
     fn cancel(&self, client: &Client, request: &Value) {
-        let known = self.open().remove(&(client.id.clone(), request.clone()));
-        let Some((key, _)) = known else { return };
+        let Some(key) = self.forget(client, request).and_then(|open| open.key) else { return };
         let calls = self.calls.clone();
         // It repeats and logs by itself.
         tokio::spawn(async move { calls.cancel(&key).await });
     }
 
-    fn remember(&self, client: &Client, place: &Place) {
+    fn remember(&self, client: &Client, request: &Value, key: Option<&QuestionKey>) {
         let mut open = self.open();
         // What was not answered here was answered by another replica, or its client is gone.
-        open.retain(|_, (_, since)| since.elapsed() < MAX_TIMEOUT);
-        open.insert((client.id.clone(), place.request.clone()), (place.key.clone(), Instant::now()));
+        open.retain(|_, open| open.since.elapsed() < MAX_TIMEOUT);
+        let waits = Open { key: key.cloned(), since: Instant::now() };
+        open.insert((client.id.clone(), request.clone()), waits);
     }
 
-    fn open(&self) -> MutexGuard<'_, HashMap<(String, Value), (QuestionKey, Instant)>> {
+    fn forget(&self, client: &Client, request: &Value) -> Option<Open> {
+        self.open().remove(&(client.id.clone(), request.clone()))
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<(String, Value), Open>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -3,4 +3,5 @@
 
 mod bench;
 mod mcp;
+mod mcp_python;
 mod plugin;

@@ -318,6 +318,17 @@ async fn a_cancelled_request_cancels_its_question_and_an_unknown_one_nothing() {
 }
 
 #[tokio::test]
+async fn a_request_that_is_cancelled_before_its_session_is_known_asks_nothing() {
+    let bench = Bench::start().await;
+    let adapter = bench.adapter().await;
+    let client = Client::start(&adapter, OTHER).await;
+    let mut events = client.call(&adapter, json!(5), &choices()).await;
+    client.cancel(&adapter, json!(5)).await;
+    assert_eq!(events.next().await, None);
+    assert!(bench.bus.all_questions().await.unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn the_end_of_an_mcp_session_cancels_what_it_has_open() {
     let bench = Bench::start().await;
     let adapter = bench.adapter().await;
