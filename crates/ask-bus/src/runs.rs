@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use crate::connection::{Bus, Expect, decode};
 use crate::error::BusError;
 use crate::names::{self, RUNS};
+use crate::watch::Passing;
 
 /// A place in `RUNS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,6 +79,7 @@ impl Bus {
             .create_consumer(self.runs_from(format!("run.{session}.>"), after))
             .await
             .map_err(|e| broken(e.to_string()))?;
+        let _passing = Passing::new(&stream, &consumer.cached_info().name);
         let mut left = consumer.cached_info().num_pending;
         let mut messages = consumer.messages().await.map_err(|e| broken(e.to_string()))?;
         let mut items = Vec::with_capacity(left as usize);
@@ -111,6 +113,7 @@ impl Bus {
             ..self.runs_from(String::new(), 0)
         };
         let consumer = stream.create_consumer(config).await.map_err(|e| broken(e.to_string()))?;
+        let _passing = Passing::new(&stream, &consumer.cached_info().name);
         let mut left = consumer.cached_info().num_pending;
         let mut messages = consumer.messages().await.map_err(|e| broken(e.to_string()))?;
         let mut open: BTreeMap<(SessionKey, String), RunItem> = BTreeMap::new();
@@ -166,6 +169,7 @@ impl Bus {
             .create_consumer(self.runs_from("run.>".into(), *after))
             .await
             .map_err(|e| broken(e.to_string()))?;
+        let _passing = Passing::new(&stream, &consumer.cached_info().name);
         let mut messages = consumer.messages().await.map_err(|e| broken(e.to_string()))?;
         loop {
             let message = tokio::select! {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::DeliverPolicy;
 use async_nats::jetstream::consumer::push::OrderedConfig;
+use async_nats::jetstream::stream::Stream;
 use futures::StreamExt;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
@@ -46,6 +47,29 @@ impl<T> Watch<T> {
     }
 }
 
+/// A consumer of one reader. It goes with its reader: by itself the server would keep each one for
+/// 30 seconds, and there may be many reads a second.
+pub(crate) struct Passing {
+    stream: Stream,
+    name: String,
+}
+
+impl Passing {
+    pub(crate) fn new(stream: &Stream, name: &str) -> Self {
+        Self { stream: stream.clone(), name: name.into() }
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        let (stream, name) = (self.stream.clone(), std::mem::take(&mut self.name));
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            // Where it fails, the server tidies up.
+            runtime.spawn(async move { stream.delete_consumer(&name).await.map(drop) });
+        }
+    }
+}
+
 impl Bus {
     /// Follows the keys of `bucket` that match `filter` (`>` for all).
     pub(crate) fn watch<T: DeserializeOwned + Send + 'static>(
@@ -84,6 +108,7 @@ impl Bus {
         };
         let broken = |e: String| BusError::unavailable(format!("can't follow the bucket {bucket}"), e);
         let consumer = stream.create_consumer(config).await.map_err(|e| broken(e.to_string()))?;
+        let _passing = Passing::new(&stream, &consumer.cached_info().name);
         let mut to_load = consumer.cached_info().num_pending;
         let mut messages = consumer.messages().await.map_err(|e| broken(e.to_string()))?;
         if to_load == 0 && send.send(Change::Loaded).await.is_err() {

@@ -15,6 +15,7 @@ use tracing::Instrument;
 
 use super::link::Link;
 use super::questions::Pause;
+use super::reconcile;
 use super::run_output::put;
 use crate::openclaw::calls::{AgentTurn, ChatSend, ChatSent, History, QueueMode};
 use crate::openclaw::client::GatewayError;
@@ -159,8 +160,11 @@ async fn send(link: &Arc<Link>, delivery: &ChatDelivery) {
             }
         }
         match try_send(link, item, may_be_sent).await {
-            Ok(what) => {
+            Ok(Sent { what, before }) => {
                 put(&link.adapter, session, &item.run, 0, what).await;
+                if let Some(history) = before {
+                    reconcile::catch_up(link, session, &item.run, None, &history);
+                }
                 // Stop may have come while it was on its way.
                 if let Ok(true) = is_stopped(link, item).await
                     && let Err(error) = link.client.chat_abort(session, Some(&item.run)).await
@@ -192,7 +196,14 @@ async fn is_stopped(link: &Link, item: &ChatItem) -> Result<bool, BusError> {
     Ok(session.is_some_and(|session| item.number <= session.value.stopped_through))
 }
 
-async fn try_send(link: &Arc<Link>, item: &ChatItem, may_be_sent: bool) -> Result<RunEvent, GatewayError> {
+/// What became of an item.
+struct Sent {
+    what: RunEvent,
+    /// The transcript by which it was sent before: its run may have ended unseen.
+    before: Option<History>,
+}
+
+async fn try_send(link: &Arc<Link>, item: &ChatItem, may_be_sent: bool) -> Result<Sent, GatewayError> {
     let session = item.session.session.as_str();
     if may_be_sent || !link.runs.is_known(session) {
         let history = link.client.chat_history(session, super::HISTORY).await?;
@@ -200,9 +211,10 @@ async fn try_send(link: &Arc<Link>, item: &ChatItem, may_be_sent: bool) -> Resul
         // Sent before: the Gateway's own memory of keys ends with its process (rule S11).
         if may_be_sent && history.knows(&item.run) {
             let into = link.runs.active(session).filter(|run| *run != item.run);
-            return Ok(RunEvent::Sent { into });
+            return Ok(Sent { what: RunEvent::Sent { into }, before: Some(history) });
         }
     }
+    let sent = |what| Ok(Sent { what, before: None });
     let into = link.runs.active(session);
     // Immediately before: a message must not become the answer of a question (rule S6).
     let leaves_questions_alone = item.send == SendBy::AgentMethod || takes_messages(link, session);
@@ -214,7 +226,7 @@ async fn try_send(link: &Arc<Link>, item: &ChatItem, may_be_sent: bool) -> Resul
             attachments: attachments(&item.attachments),
         };
         link.client.agent(&turn).await?;
-        return Ok(RunEvent::Sent { into: None });
+        return sent(RunEvent::Sent { into: None });
     }
     let message = ChatSend {
         session_key: session.into(),
@@ -223,7 +235,7 @@ async fn try_send(link: &Arc<Link>, item: &ChatItem, may_be_sent: bool) -> Resul
         queue_mode: Some(QueueMode::Steer),
         attachments: attachments(&item.attachments),
     };
-    Ok(match link.client.chat_send(&message).await? {
+    sent(match link.client.chat_send(&message).await? {
         ChatSent::Run { .. } => RunEvent::Sent { into: into.filter(|run| *run != item.run) },
         ChatSent::Stopped { .. } => RunEvent::Ended { how: RunEnd::Aborted, text: None },
     })

@@ -214,7 +214,8 @@ async fn report_readiness(adapter: &Adapter, health: &Health) {
             Ok(Some(problem)) => health.not_ready("seal_key", problem),
             Err(error) => health.not_ready("seal_key", error.to_string()),
         }
-        let pause = if health.unmet().is_empty() { Duration::from_secs(5) } else { Duration::from_millis(250) };
+        let pause =
+            if health.unmet().is_empty() { Duration::from_secs(5) } else { Duration::from_millis(250) };
         sleep(pause).await;
     }
 }
@@ -225,9 +226,9 @@ async fn seal_key_problem(adapter: &Adapter) -> Result<Option<String>, BusError>
     let own = adapter.seal_key().map(|key| key.seal_key());
     Ok(match (published, own) {
         (Some(published), Some(own)) if published == own => None,
-        (None, _) => Some(format!(
-            "no seal key is published for the gateway {gateway}; run `askctl provision`"
-        )),
+        (None, _) => {
+            Some(format!("no seal key is published for the gateway {gateway}; run `askctl provision`"))
+        }
         (Some(published), None) => Some(format!(
             "adapter.seal_key is not set; it is the private half of the key {} that `askctl provision` made",
             published.key_id

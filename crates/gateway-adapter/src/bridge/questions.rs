@@ -82,7 +82,9 @@ impl Native {
     fn begin(&self, id: &str, session: &str, settled: bool) -> Option<watch::Receiver<bool>> {
         let mut live = lock(&self.live);
         if let Some(known) = live.get(id) {
-            known.settled.send_if_modified(|was| std::mem::replace(was, *was || settled) != (*was || settled));
+            known
+                .settled
+                .send_if_modified(|was| std::mem::replace(was, *was || settled) != (*was || settled));
             return None;
         }
         let (sender, receiver) = watch::channel(settled);
@@ -179,8 +181,7 @@ impl Link {
         let margin = self.adapter.config.questions.native_margin().min(Duration::from_millis(whole / 5));
         let deadline = Timestamp(record.expires_at_ms.max(0) as u64).minus(margin);
         let (now, traceparent) = (Timestamp::now(), traceparent_of(&span));
-        let entry =
-            Entry::ask(key.clone(), Road::Native, &tool, &call, question, now, deadline, traceparent);
+        let entry = Entry::ask(key.clone(), Road::Native, &tool, &call, question, now, deadline, traceparent);
         let entry = match entry {
             Ok(entry) => entry,
             // It may have been asked before: then its life goes on.
@@ -280,7 +281,8 @@ impl Link {
         };
         let id = |call: &str| question_id(&entry.key.run, call) == entry.key.question;
         let row = history.messages.iter().rev().find(|row| {
-            row.role() == "toolResult" && row.tool_call_id().is_some_and(|call| call == entry.call || id(call))
+            row.role() == "toolResult"
+                && row.tool_call_id().is_some_and(|call| call == entry.call || id(call))
         });
         row.map(|row| answers_in(&row.text()))
     }
@@ -321,7 +323,9 @@ pub(super) async fn hand_in(adapter: &Adapter, entry: &Entry, content: ReplyCont
     loop {
         let request = ReplyRequest { schema: SCHEMA, key: entry.key.clone(), reply: reply.clone() };
         match adapter.bus.outcome(&request).instrument(span.clone()).await {
-            Ok(ReplyResponse::Saved | ReplyResponse::Closed { .. } | ReplyResponse::UnknownQuestion) => return,
+            Ok(ReplyResponse::Saved | ReplyResponse::Closed { .. } | ReplyResponse::UnknownQuestion) => {
+                return;
+            }
             Ok(ReplyResponse::Invalid { invalid }) => {
                 tracing::error!(question = %entry.key, %invalid, "the gateway's answer does not fit its question");
                 let reason = CancelReason::RunEnded;
@@ -400,7 +404,8 @@ fn question_of(record: &QuestionRecord) -> Result<Question, Invalid> {
 /// Where the Gateway keeps a secret, in words for the person who gives it.
 fn stored_where(store: &serde_json::Value) -> String {
     let mut text = format!("The gateway stores it as {}", store["name"].as_str().unwrap_or("a secret"));
-    let hosts: Vec<&str> = store["allowedHosts"].as_array().into_iter().flatten().filter_map(|h| h.as_str()).collect();
+    let hosts: Vec<&str> =
+        store["allowedHosts"].as_array().into_iter().flatten().filter_map(|h| h.as_str()).collect();
     if !hosts.is_empty() {
         text.push_str(&format!(", for use at {}", hosts.join(", ")));
     }
@@ -437,7 +442,9 @@ pub(super) fn answers_of(
 /// The outcome that the Gateway has, as people are shown it.
 pub(super) fn outcome_of(question: &Question, record: &QuestionRecord) -> Outcome {
     match (record.status, &record.answers) {
-        (QuestionStatus::Answered, Some(answers)) => Outcome::Answered { answers: answers_of(question, answers) },
+        (QuestionStatus::Answered, Some(answers)) => {
+            Outcome::Answered { answers: answers_of(question, answers) }
+        }
         (QuestionStatus::Expired, _) => Outcome::Expired,
         _ => Outcome::Cancelled { reason: cancel_reason(record.resolved_by.as_deref()) },
     }
@@ -507,7 +514,8 @@ mod tests {
 
     #[test]
     fn a_stored_secret_says_where_it_goes() {
-        let record = record(json!([{"questionId": "secret_value", "question": "Provide it.", "isSecret": true,
+        let record =
+            record(json!([{"questionId": "secret_value", "question": "Provide it.", "isSecret": true,
             "secretStore": {"name": "KEY", "allowedHosts": ["a.example"], "reason": "billing"}}]));
         let question = question_of(&record).unwrap();
         assert!(question.is_secret());

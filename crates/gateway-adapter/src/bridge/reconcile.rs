@@ -109,8 +109,7 @@ fn remember_boot(link: &Arc<Link>, gone: Vec<QuestionKey>) {
                 link.adapter.wait_decided(&key).await;
             }
             let mut pause = Pause::default();
-            while let Err(error) =
-                link.adapter.bus.write_boot_id(link.adapter.gateway(), &link.boot_id).await
+            while let Err(error) = link.adapter.bus.write_boot_id(link.adapter.gateway(), &link.boot_id).await
             {
                 tracing::warn!(%error, "the gateway's boot id was not written; trying again");
                 pause.wait().await;
@@ -140,7 +139,7 @@ fn is_active(history: &History, run: &str) -> bool {
 }
 
 /// Puts out what a run has said, or how it ended, while there was no connection.
-fn catch_up(link: &Arc<Link>, session: &str, run: &str, into: Option<&str>, history: &History) {
+pub(super) fn catch_up(link: &Arc<Link>, session: &str, run: &str, into: Option<&str>, history: &History) {
     if is_active(history, run) {
         if let Some(in_flight) = history.in_flight_run.as_ref().filter(|in_flight| in_flight.run_id == run)
             && !in_flight.text.is_empty()

@@ -57,7 +57,9 @@ async fn answer(adapter: &Adapter, connection: &Connection, request: AdapterRequ
 async fn abort(adapter: &Adapter, connection: &Connection, incoming: &Incoming<AbortRequest>) {
     let session = &incoming.request.session;
     let aborted = if session.gateway == adapter.gateway() {
-        async { connection.client()?.chat_abort(&session.session, None).await }.await.map_err(|e| e.to_string())
+        async { connection.client()?.chat_abort(&session.session, None).await }
+            .await
+            .map_err(|e| e.to_string())
     } else {
         Err(format!("this adapter works for the gateway {}, not {}", adapter.gateway(), session.gateway))
     };

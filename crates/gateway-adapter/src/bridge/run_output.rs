@@ -480,7 +480,9 @@ fn rest_of<'a>(said: &str, received: &'a str) -> &'a str {
     let bare = said.trim();
     if let Some(rest) = received.trim_start().strip_prefix(bare) {
         let gap = &said[said.trim_end().len()..];
-        return rest.strip_prefix(gap).unwrap_or_else(|| if gap.is_empty() { rest } else { rest.trim_start() });
+        return rest
+            .strip_prefix(gap)
+            .unwrap_or_else(|| if gap.is_empty() { rest } else { rest.trim_start() });
     }
     if bare.ends_with(received.trim()) {
         return "";
@@ -522,9 +524,12 @@ mod tests {
 
     #[test]
     fn sentinels_are_not_said_nor_their_beginnings() {
-        for (text, whole, beginning) in
-            [("NO_REPLY", true, true), (" NO_RE", false, true), ("NO_REPLY to that", false, false), ("", false, false)]
-        {
+        for (text, whole, beginning) in [
+            ("NO_REPLY", true, true),
+            (" NO_RE", false, true),
+            ("NO_REPLY to that", false, false),
+            ("", false, false),
+        ] {
             assert_eq!((is_sentinel(text), may_be_sentinel(text)), (whole, beginning), "{text}");
         }
     }

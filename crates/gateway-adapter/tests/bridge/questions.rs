@@ -121,7 +121,8 @@ async fn a_restart_of_the_gateway_cancels_what_it_has_lost() {
     let reason = CancelReason::GatewayRestart;
     assert_eq!(closed.decision().unwrap().outcome, Outcome::Cancelled { reason });
     let boot = bench.gateway.boot_id();
-    until("the new boot id", async || (bench.bus.boot_id("openclaw").await.ok()?? == boot).then_some(())).await;
+    until("the new boot id", async || (bench.bus.boot_id("openclaw").await.ok()?? == boot).then_some(()))
+        .await;
 }
 
 #[tokio::test]

@@ -58,7 +58,8 @@ async fn a_message_whose_response_was_lost_is_not_sent_twice() {
         bench.gateway.fault("chat.send", Fault::LoseResponse);
         let run = bench.send(SESSION, "hello").await;
         if restart {
-            let written = |gateway: &testkit::gateway::ScriptedGateway| gateway.transcript(SESSION).len() == 2;
+            let written =
+                |gateway: &testkit::gateway::ScriptedGateway| gateway.transcript(SESSION).len() == 2;
             assert!(bench.gateway.until(written, WITHIN).await);
             bench.gateway.restart().await.unwrap();
         }
