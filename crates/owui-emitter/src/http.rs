@@ -271,10 +271,12 @@ impl Emitter {
             let gateway = ids.gateway.as_deref().unwrap_or(&self.config.gateway);
             return Ok(vec![session_key(gateway, agent, ids.chat.as_deref(), &ids.user.id)]);
         }
-        if let Some(session) = self.hub.session_of(&ids.message) {
+        let suffix = chat_suffix(ids.chat.as_deref(), &ids.user.id);
+        if let Some(session) = self.hub.session_of(&ids.message)
+            && session.session.ends_with(&suffix)
+        {
             return Ok(vec![session]);
         }
-        let suffix = chat_suffix(ids.chat.as_deref(), &ids.user.id);
         let (mut sessions, mut all) = (Vec::new(), self.bus.watch_sessions());
         while let Some(change) = all.next().await {
             match change {

@@ -153,22 +153,22 @@ pub(crate) fn not_streamed(streamed: &str, text: &str) -> String {
     if done.is_empty() {
         return text.to_owned();
     }
-    // The last message begins at the start of what was streamed, or after white space.
+    match overlap(streamed, all).or_else(|| overlap(done, all)) {
+        Some(at) => text[at..].to_owned(),
+        None if done.contains(all) => String::new(),
+        None => format!("\n\n{text}"),
+    }
+}
+
+/// How much of `text` was streamed last: it begins at the start of what was streamed, or after
+/// white space.
+fn overlap(streamed: &str, text: &str) -> Option<usize> {
     let begins = |at: usize| {
-        let before = &done[..done.len() - at];
+        let before = &streamed[..streamed.len() - at];
         before.is_empty() || before.ends_with(char::is_whitespace)
     };
-    let overlap = all
-        .char_indices()
-        .map(|(at, _)| at)
-        .rev()
-        .find(|at| *at > 0 && done.ends_with(&all[..*at]) && begins(*at))
-        .unwrap_or(0);
-    match overlap {
-        0 if done.contains(all) => String::new(),
-        0 => format!("\n\n{text}"),
-        at => text[at..].to_owned(),
-    }
+    let ends = text.char_indices().map(|(at, _)| at).rev();
+    ends.filter(|at| *at > 0).find(|at| streamed.ends_with(&text[..*at]) && begins(*at))
 }
 
 #[cfg(test)]
@@ -257,6 +257,7 @@ mod tests {
             ("all of it", "all of it", ""),
             ("first\n\nlast", "last", ""),
             ("Hello", "Hello world", " world"),
+            ("Hello ", "Hello world", "world"),
             ("part one. Hello", "Hello world", " world"),
             ("one thing", "another", "\n\nanother"),
             ("the data", "another", "\n\nanother"),

@@ -1,0 +1,653 @@
+//! The emitter with a real router on a real nats-server; the gateway's side is played by the tests.
+
+use std::time::Duration;
+
+use ask_bus::seal::OpenKey;
+use ask_bus::{Bus, BusOptions, ChatDelivery, Provisioning};
+use ask_core::SCHEMA;
+use ask_core::entry::{Entry, Road, StepKind};
+use ask_core::key::{QuestionKey, SessionKey, call_question_id};
+use ask_core::outcome::{CancelReason, Outcome, Returned};
+use ask_core::question::{Choice, Prompt, Question};
+use ask_core::reply::{Answer, Reply, ReplyContent, Responder};
+use ask_core::surface::Surface;
+use ask_core::time::Timestamp;
+use ask_core::wire::{ReplyRequest, RunEnd, RunEvent, RunItem, ToolPhase};
+use ask_router::RouterConfig;
+use owui_emitter::{EmitterConfig, HttpConfig};
+use serde_json::{Value, json};
+use service_kit::{Health, Redacted};
+use testkit::front::FrontEnd;
+use testkit::nats::NatsServer;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+const WITHIN: Duration = Duration::from_secs(20);
+const GATEWAY: &str = "openclaw";
+const TOKEN: &str = "front-end-token";
+
+struct Setup {
+    server: NatsServer,
+    bus: Bus,
+    router: Option<Running>,
+    emitter: Option<Running>,
+    url: String,
+}
+
+struct Running {
+    shutdown: CancellationToken,
+    task: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Running {
+    /// Ends it at once, as a crash would.
+    async fn kill(self) {
+        self.task.abort();
+        let _ = self.task.await;
+        // What it has spawned ends with its process.
+        self.shutdown.cancel();
+    }
+
+    async fn stop(self) {
+        self.shutdown.cancel();
+        self.task.await.unwrap().unwrap();
+    }
+}
+
+async fn connect(server: &NatsServer) -> Bus {
+    Bus::connect(BusOptions { url: server.url(), name: "test".into(), ..Default::default() }).await.unwrap()
+}
+
+impl Setup {
+    async fn new() -> Self {
+        let mut setup = Self::without_router().await;
+        setup.start_router().await;
+        setup
+    }
+
+    async fn without_router() -> Self {
+        let server = NatsServer::start().await.unwrap();
+        let bus = connect(&server).await;
+        bus.provision(&Provisioning { gateways: vec![GATEWAY.into()], replicas: 1 }).await.unwrap();
+        let (url, emitter) = start_emitter(&server, "127.0.0.1:0").await;
+        Self { server, bus, router: None, emitter: Some(emitter), url }
+    }
+
+    async fn start_router(&mut self) {
+        let config = RouterConfig {
+            delivery_within: Duration::from_secs(5),
+            presence_for: Duration::from_secs(15),
+            stagger: Duration::from_millis(20),
+            operators: Default::default(),
+        };
+        let (health, shutdown) = (Health::new(&ask_router::SERVICE), CancellationToken::new());
+        let bus = connect(&self.server).await;
+        let task = tokio::spawn(ask_router::run(config, bus, health.clone(), shutdown.clone()));
+        until(async || health.unmet().is_empty().then_some(())).await;
+        self.router = Some(Running { shutdown, task });
+    }
+
+    /// Kills the emitter and starts it again at the same address.
+    async fn restart_emitter(&mut self) {
+        self.emitter.take().unwrap().kill().await;
+        let address = self.url.trim_start_matches("http://").to_owned();
+        self.emitter = Some(start_emitter(&self.server, &address).await.1);
+    }
+
+    fn front(&self) -> FrontEnd {
+        FrontEnd::new(&self.url, TOKEN)
+    }
+
+    /// The next message that goes to the gateway.
+    async fn sent(&self) -> ChatDelivery {
+        let mut items = self.bus.chat_items(GATEWAY).await.unwrap();
+        let item = tokio::time::timeout(WITHIN, items.next()).await.expect("nothing was sent").unwrap();
+        item.done().await.unwrap();
+        item
+    }
+
+    async fn put_out(&self, session: &SessionKey, run: &str, seq: u64, what: RunEvent) {
+        let item = RunItem { schema: SCHEMA, session: session.clone(), run: run.into(), seq, what };
+        self.bus.write_run(&item).await.unwrap();
+    }
+
+    /// The gateway takes a message and begins its run.
+    async fn begin(&self) -> (SessionKey, String) {
+        let item = self.sent().await.item;
+        self.put_out(&item.session, &item.run, 0, RunEvent::Sent { into: None }).await;
+        self.put_out(&item.session, &item.run, 0, RunEvent::Started).await;
+        (item.session, item.run)
+    }
+
+    async fn ask(&self, session: &SessionKey, run: &str, call: &str, change: impl Fn(&mut Prompt)) -> Entry {
+        let mut prompt = Prompt::free_text("Where to?");
+        change(&mut prompt);
+        let key = QuestionKey {
+            gateway: session.gateway.clone(),
+            session: session.session.clone(),
+            run: run.into(),
+            question: call_question_id(&session.gateway, &session.session, run, call),
+        };
+        let question = Question::new(vec![prompt]).unwrap();
+        let now = Timestamp::now();
+        let deadline = now.plus(Duration::from_secs(120));
+        let entry =
+            Entry::ask(key, Road::Plugin, "request_user_input", call, question, now, deadline, None).unwrap();
+        self.bus.write_asked(&entry).await.unwrap();
+        entry
+    }
+
+    async fn entry(&self, entry: &Entry) -> Entry {
+        self.bus.question(&entry.key).await.unwrap().unwrap().value
+    }
+
+    async fn decided(&self, entry: &Entry) -> Outcome {
+        let decided = until(async || self.entry(entry).await.decision().cloned()).await;
+        decided.outcome
+    }
+
+    async fn outcome_elsewhere(&self, entry: &Entry, surface: Surface, content: ReplyContent) {
+        let by = Responder { user: "bob".into(), name: Some("Bob".into()), chat: None };
+        let reply = Reply { id: format!("{surface:?}"), by, surface, content };
+        let request = ReplyRequest { schema: SCHEMA, key: entry.key.clone(), reply };
+        self.bus.outcome(&request).await.unwrap();
+    }
+}
+
+async fn start_emitter(server: &NatsServer, listen: &str) -> (String, Running) {
+    // The address of a killed emitter is free as soon as its listener is dropped.
+    let listener = until(async || TcpListener::bind(listen).await.ok()).await;
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let config = EmitterConfig {
+        http: HttpConfig { listen: listener.local_addr().unwrap(), token: Redacted::new(TOKEN.into()) },
+        gateway: GATEWAY.into(),
+        stop_grace: Duration::from_millis(300),
+        ping: Duration::from_secs(10),
+        presence: Duration::from_millis(500),
+    };
+    let (health, shutdown) = (Health::new(&owui_emitter::SERVICE), CancellationToken::new());
+    let bus = connect(server).await;
+    let task = tokio::spawn(owui_emitter::serve(listener, config, bus, health.clone(), shutdown.clone()));
+    until(async || health.unmet().is_empty().then_some(())).await;
+    (url, Running { shutdown, task })
+}
+
+async fn until<T>(condition: impl AsyncFn() -> Option<T>) -> T {
+    let wait = async {
+        loop {
+            if let Some(value) = condition().await {
+                return value;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(WITHIN, wait).await.expect("the condition did not come true in time")
+}
+
+fn cities(prompt: &mut Prompt) {
+    prompt.options = ["Lisbon", "Oslo", "Kyoto"].map(Choice::label).into();
+}
+
+fn text(text: &str) -> RunEvent {
+    RunEvent::Text { text: text.into() }
+}
+
+fn done(text: &str) -> RunEvent {
+    RunEvent::Ended { how: RunEnd::Done, text: Some(text.into()) }
+}
+
+fn answered(index: usize) -> Outcome {
+    Outcome::Answered { answers: [("answer".into(), Answer::option(index))].into() }
+}
+
+#[tokio::test]
+async fn a_turn_streams_text_and_tools_and_ends_with_what_was_not_streamed() {
+    let setup = Setup::new().await;
+    let mut turn = setup.front().say("hello");
+    let (_, (session, run)) = tokio::join!(turn.until(|l| l["type"] == "text"), async {
+        let (session, run) = setup.begin().await;
+        setup.put_out(&session, &run, 1, text("Good ")).await;
+        (session, run)
+    });
+    let tool = RunEvent::Tool {
+        call: "c1".into(),
+        name: "read".into(),
+        phase: ToolPhase::Start,
+        title: Some("Reads a file".into()),
+        data: Some(json!("not for people")),
+        ok: None,
+    };
+    setup.put_out(&session, &run, 2, tool).await;
+    setup.put_out(&session, &run, 3, done("Good morning")).await;
+    assert_eq!(turn.end().await.unwrap(), "done");
+    assert_eq!(turn.text(), "Good morning");
+    let tool = turn.lines().find(|l| l["type"] == "tool").unwrap();
+    assert_eq!((&tool["name"], &tool["phase"]), (&json!("read"), &json!("start")));
+    assert!(tool.get("data").is_none());
+}
+
+#[tokio::test]
+async fn a_question_is_asked_answered_and_the_run_goes_on() {
+    let setup = Setup::new().await;
+    let mut turn = setup.front().say("plan a trip");
+    let (ask, (entry, session, run)) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        (setup.ask(&session, &run, "c1", cities).await, session, run)
+    });
+    let ask = ask.unwrap();
+    assert_eq!((ask.surface.as_str(), ask.can_park), ("card", true));
+    assert_eq!(ask.prompts[0].options[1].label, "Oslo");
+    let answer = turn.reply(&ask, json!({"index": 1})).await.unwrap();
+    assert_eq!(answer.result(), "saved");
+    assert_eq!(setup.decided(&entry).await, answered(1));
+    setup.put_out(&session, &run, 1, done("Off to Oslo")).await;
+    assert_eq!(turn.end().await.unwrap(), "done");
+    assert_eq!(turn.text(), "Off to Oslo");
+    let withdraw = turn.lines().find(|l| l["type"] == "withdraw").unwrap();
+    assert_eq!(withdraw["why"], Value::Null, "the chat has answered it itself");
+}
+
+#[tokio::test]
+async fn a_reply_is_saved_only_after_the_router_wrote_it() {
+    let mut setup = Setup::new().await;
+    let front = setup.front();
+    let mut turn = front.say("plan a trip");
+    let (ask, entry) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        setup.ask(&session, &run, "c1", cities).await
+    });
+    let ask = ask.unwrap();
+    setup.router.take().unwrap().stop().await;
+    let decision = json!({"answers": ask.answer(json!({"index": 0}))});
+    let refused = front.reply_once("r1", turn.message(), &ask, &decision).await.unwrap();
+    assert_eq!((refused.status, refused.result()), (503, "not_saved"));
+    assert!(setup.entry(&entry).await.is_pending());
+    setup.start_router().await;
+    let saved = front.reply_once("r1", turn.message(), &ask, &decision).await.unwrap();
+    assert_eq!((saved.status, saved.result()), (200, "saved"));
+    assert!(!setup.entry(&entry).await.is_pending());
+    let again = front.reply_once("r1", turn.message(), &ask, &decision).await.unwrap();
+    assert_eq!(again.result(), "saved", "for every repetition");
+}
+
+#[tokio::test]
+async fn a_message_waits_for_the_router_and_is_sent_once() {
+    let mut setup = Setup::without_router().await;
+    let mut turn = setup.front().say("hello");
+    let waits = turn.until(|l| l["type"] == "status").await.unwrap();
+    assert!(waits["text"].as_str().unwrap().contains("not saved yet"), "{waits}");
+    turn.cut();
+    setup.start_router().await;
+    let (_, (session, run)) = tokio::join!(turn.until(|l| l["type"] == "text"), async {
+        let (session, run) = setup.begin().await;
+        setup.put_out(&session, &run, 1, text("hi")).await;
+        (session, run)
+    });
+    assert_eq!(setup.bus.session(&session).await.unwrap().unwrap().value.count, 1);
+    setup.put_out(&session, &run, 2, done("hi")).await;
+    assert_eq!(turn.end().await.unwrap(), "done");
+    assert_eq!(turn.text(), "hi");
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_continues_without_loss_or_repetition() {
+    let mut setup = Setup::new().await;
+    let mut turn = setup.front().say("count");
+    let (_, (session, run)) = tokio::join!(turn.until(|l| l["type"] == "text"), setup.begin_with("0 "));
+    for n in 1..40 {
+        setup.put_out(&session, &run, n + 1, text(&format!("{n} "))).await;
+        match n {
+            10 | 30 => turn.cut(),
+            20 => setup.restart_emitter().await,
+            _ => drop(turn.until(|l| l["type"] == "text").await.unwrap()),
+        }
+    }
+    let all: String = (0..40).map(|n| format!("{n} ")).collect();
+    setup.put_out(&session, &run, 50, done(&format!("{all}end"))).await;
+    assert_eq!(turn.end().await.unwrap(), "done");
+    assert_eq!(turn.text(), format!("{all}end"));
+}
+
+impl Setup {
+    async fn begin_with(&self, first: &str) -> (SessionKey, String) {
+        let (session, run) = self.begin().await;
+        self.put_out(&session, &run, 1, text(first)).await;
+        (session, run)
+    }
+}
+
+#[tokio::test]
+async fn a_question_on_screen_survives_a_restart_of_the_emitter() {
+    let mut setup = Setup::new().await;
+    let mut turn = setup.front().say("plan a trip");
+    let (ask, (entry, session, run)) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        (setup.ask(&session, &run, "c1", cities).await, session, run)
+    });
+    let ask = ask.unwrap();
+    setup.restart_emitter().await;
+    let answer = turn.reply(&ask, json!({"index": 2})).await.unwrap();
+    assert_eq!(answer.result(), "saved");
+    assert_eq!(setup.decided(&entry).await, answered(2));
+    setup.put_out(&session, &run, 1, done("Kyoto it is")).await;
+    assert_eq!(turn.end().await.unwrap(), "done");
+    assert_eq!(turn.text(), "Kyoto it is");
+}
+
+#[tokio::test]
+async fn a_question_that_was_decided_while_the_stream_was_broken_is_withdrawn() {
+    let mut setup = Setup::new().await;
+    let mut turn = setup.front().say("plan a trip");
+    let (_, (entry, session, run)) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        (setup.ask(&session, &run, "c1", cities).await, session, run)
+    });
+    turn.cut();
+    setup.emitter.take().unwrap().kill().await;
+    let answers = ReplyContent::Answers { answers: [("answer".into(), Answer::option(0))].into() };
+    setup.outcome_elsewhere(&entry, Surface::Gateway, answers).await;
+    let address = setup.url.trim_start_matches("http://").to_owned();
+    setup.emitter = Some(start_emitter(&setup.server, &address).await.1);
+    let withdraw = turn.until(|l| l["type"] == "withdraw").await.unwrap();
+    assert_eq!(withdraw["why"], "Answered in the Control UI: Lisbon");
+    setup.put_out(&session, &run, 1, done("ok")).await;
+    assert_eq!(turn.end().await.unwrap(), "done");
+}
+
+#[tokio::test]
+async fn an_outcome_from_elsewhere_takes_the_question_off_the_screen_and_a_late_reply_hears_who_won() {
+    let setup = Setup::new().await;
+    let mut turn = setup.front().say("plan a trip");
+    let (ask, entry) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        setup.ask(&session, &run, "c1", cities).await
+    });
+    let ask = ask.unwrap();
+    let answers = ReplyContent::Answers { answers: [("answer".into(), Answer::option(2))].into() };
+    setup.outcome_elsewhere(&entry, Surface::Gateway, answers).await;
+    let withdraw = turn.until(|l| l["type"] == "withdraw").await.unwrap();
+    assert_eq!(withdraw["question"], json!(ask.question));
+    assert_eq!(withdraw["why"], "Answered in the Control UI: Kyoto");
+    let late = turn.reply(&ask, json!({"index": 0})).await.unwrap();
+    assert_eq!((late.status, late.result()), (200, "already_answered"));
+    assert_eq!(late.body["by"], "Bob");
+    assert_eq!(late.body["message"], "Answered in the Control UI: Kyoto");
+}
+
+#[tokio::test]
+async fn an_answer_that_the_gateway_overruled_is_told_in_the_chat() {
+    let setup = Setup::new().await;
+    let mut turn = setup.front().say("plan a trip");
+    let (ask, (entry, session, run)) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        (setup.ask(&session, &run, "c1", cities).await, session, run)
+    });
+    let ask = ask.unwrap();
+    turn.reply(&ask, json!({"index": 0})).await.unwrap();
+    let stored = setup.bus.question(&entry.key).await.unwrap().unwrap();
+    let theirs = Returned::Overruled { by: None, outcome: answered(1) };
+    let closed = stored.value.close(theirs, Timestamp::now()).unwrap();
+    setup.bus.write_returned(&closed, stored.revision, false).await.unwrap();
+    let told = turn.until(|l| l["type"] == "text").await.unwrap();
+    assert!(told["text"].as_str().unwrap().contains("Answered in the Control UI: Oslo"), "{told}");
+    turn.cut();
+    setup.put_out(&session, &run, 1, done("fine")).await;
+    turn.end().await.unwrap();
+    assert_eq!(turn.text().matches("Oslo").count(), 1, "{}", turn.text());
+}
+
+#[tokio::test]
+async fn another_users_reply_is_refused() {
+    let setup = Setup::new().await;
+    let front = setup.front();
+    let mut turn = front.say("plan a trip");
+    let (ask, entry) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        setup.ask(&session, &run, "c1", cities).await
+    });
+    let ask = ask.unwrap();
+    let mallory = front.clone().as_user("mallory", "Mallory");
+    let decision = json!({"answers": ask.answer(json!({"index": 0}))});
+    let refused = mallory.reply(turn.message(), &ask, &decision).await.unwrap();
+    assert_eq!((refused.status, refused.result()), (403, "wrong_user"));
+    let elsewhere = front.clone().in_chat(Some("another-chat"));
+    let refused = elsewhere.reply(turn.message(), &ask, &decision).await.unwrap();
+    assert_eq!((refused.status, refused.result()), (404, "unknown_question"));
+    assert!(setup.entry(&entry).await.is_pending());
+    let mut turn = mallory.say("hello");
+    assert_eq!(turn.end().await.unwrap(), "error");
+    assert!(turn.text().contains("belongs to another user"));
+}
+
+#[tokio::test]
+async fn an_answer_that_does_not_fit_names_field_and_limit_and_the_question_stays() {
+    let setup = Setup::new().await;
+    let mut turn = setup.front().say("plan a trip");
+    let (ask, entry) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        setup.ask(&session, &run, "c1", cities).await
+    });
+    let ask = ask.unwrap();
+    let refused = turn.reply(&ask, json!({"index": 3})).await.unwrap();
+    assert_eq!((refused.status, refused.result()), (422, "invalid_answer"));
+    let error = &refused.body["error"];
+    assert_eq!(error["field"], "answers.answer");
+    assert_eq!(error["limit"], "an option from 0 to 2");
+    assert_eq!(error["value"], "3");
+    assert!(setup.entry(&entry).await.is_pending());
+}
+
+#[tokio::test]
+async fn a_secret_leaves_the_emitter_only_sealed() {
+    let setup = Setup::new().await;
+    let (open, seal) = OpenKey::generate().unwrap();
+    setup.bus.write_seal_key(GATEWAY, &seal).await.unwrap();
+    let front = setup.front();
+    let mut turn = front.say("log in");
+    let (ask, entry) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        setup.ask(&session, &run, "c1", |prompt| prompt.secret = true).await
+    });
+    let ask = ask.unwrap();
+    assert_eq!((ask.surface.as_str(), ask.can_park), ("masked", false));
+    let decision = json!({"answers": ask.answer(json!({"text": "hunter2 ✓"}))});
+    let saved = front.reply_once("r1", turn.message(), &ask, &decision).await.unwrap();
+    assert_eq!(saved.result(), "saved");
+    let Outcome::Answered { answers } = setup.decided(&entry).await else { panic!("not answered") };
+    let Answer::Sealed(sealed) = &answers["answer"] else { panic!("not sealed: {answers:?}") };
+    assert_eq!(*open.open(sealed, &entry.key, "r1").unwrap(), "hunter2 ✓");
+    assert!(!serde_json::to_string(&answers).unwrap().contains("hunter2"));
+}
+
+#[tokio::test]
+async fn left_alone_is_stop() {
+    let setup = Setup::new().await;
+    let mut turn = setup.front().say("plan a trip");
+    let (_, entry) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        setup.ask(&session, &run, "c1", cities).await
+    });
+    assert_eq!(turn.leave().await.unwrap().status, 204);
+    assert_eq!(setup.decided(&entry).await, Outcome::Cancelled { reason: CancelReason::Stop });
+}
+
+#[tokio::test]
+async fn left_and_a_new_turn_is_no_stop() {
+    let setup = Setup::new().await;
+    let front = setup.front();
+    let mut turn = front.say("plan a trip");
+    let (_, (entry, session, run)) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        (setup.ask(&session, &run, "c1", cities).await, session, run)
+    });
+    let left = std::time::Instant::now();
+    assert_eq!(turn.leave().await.unwrap().status, 204);
+    let mut next = front.say("Oslo, please");
+    let decided = tokio::select! {
+        decided = setup.decided(&entry) => decided,
+        line = async { loop { next.next().await.unwrap(); } } => line,
+    };
+    let own_words = Answer::text("Oslo, please");
+    assert_eq!(decided, Outcome::Answered { answers: [("answer".into(), own_words)].into() });
+    // Past the grace nothing was stopped: the run of the answered question still ends in this turn.
+    until(async || (left.elapsed() > Duration::from_millis(600)).then_some(())).await;
+    setup.put_out(&session, &run, 1, done("Oslo it is")).await;
+    assert_eq!(next.end().await.unwrap(), "done");
+    assert_eq!(next.text(), "Oslo it is");
+}
+
+#[tokio::test]
+async fn a_dropped_connection_is_not_stop() {
+    let setup = Setup::new().await;
+    let mut turn = setup.front().say("plan a trip");
+    let (_, (entry, session, run)) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        (setup.ask(&session, &run, "c1", cities).await, session, run)
+    });
+    turn.cut();
+    let cut = std::time::Instant::now();
+    until(async || (cut.elapsed() > Duration::from_millis(900)).then_some(())).await;
+    assert!(setup.entry(&entry).await.is_pending());
+    setup.put_out(&session, &run, 1, done("done")).await;
+    assert_eq!(turn.end().await.unwrap(), "done");
+}
+
+#[tokio::test]
+async fn a_newer_stream_of_the_session_takes_over() {
+    let setup = Setup::new().await;
+    let front = setup.front();
+    let mut old = front.say("one");
+    let (_, (session, run)) = tokio::join!(old.until(|l| l["type"] == "text"), setup.begin_with("first "));
+    let mut new = front.say("two");
+    let (superseded, ()) = tokio::join!(old.end(), async {
+        let steered = tokio::select! {
+            item = setup.sent() => item.item,
+            never = async { loop { new.next().await.unwrap(); } } => never,
+        };
+        setup.put_out(&session, &run, 2, text("second ")).await;
+        setup.put_out(&session, &steered.run, 0, RunEvent::Sent { into: Some(run.clone()) }).await;
+        let empty = RunEvent::Ended { how: RunEnd::Empty, text: None };
+        setup.put_out(&session, &steered.run, 1, empty).await;
+        setup.put_out(&session, &run, 3, text("third")).await;
+        setup.put_out(&session, &run, 4, done("first second third.")).await;
+    });
+    assert_eq!(superseded.unwrap(), "superseded");
+    assert_eq!(new.end().await.unwrap(), "done");
+    assert_eq!((old.text(), new.text()), ("first ", "second third."));
+}
+
+#[tokio::test]
+async fn a_caller_without_dialogs_gets_text_and_the_next_message_answers() {
+    let setup = Setup::new().await;
+    let front = setup.front().in_chat(None).able_to_show(&["text"]);
+    let mut turn = front.say("plan a trip");
+    let (end, (entry, session, run)) = tokio::join!(turn.end(), async {
+        let (session, run) = setup.begin().await;
+        (setup.ask(&session, &run, "c1", cities).await, session, run)
+    });
+    assert_eq!(end.unwrap(), "asked");
+    assert!(turn.text().contains("**Where to?**\n1. Lisbon\n2. Oslo\n3. Kyoto"), "{}", turn.text());
+    let delivered = StepKind::Delivered { surface: Surface::Text, chat: None };
+    assert!(setup.entry(&entry).await.steps.iter().any(|step| step.what == delivered));
+    let mut body = front.message("2");
+    body["on_screen"] = Value::Null;
+    let mut next = front.open(body);
+    let decided = tokio::select! {
+        decided = setup.decided(&entry) => decided,
+        never = async { loop { next.next().await.unwrap(); } } => never,
+    };
+    assert_eq!(decided, answered(1));
+    setup.put_out(&session, &run, 1, done("Oslo it is")).await;
+    assert_eq!(next.end().await.unwrap(), "done");
+    assert_eq!(next.text(), "Oslo it is");
+}
+
+#[tokio::test]
+async fn a_parked_question_is_answered_on_its_durable_card_and_the_missed_text_follows() {
+    let mut setup = Setup::new().await;
+    let front = setup.front();
+    let mut turn = front.say("plan a trip");
+    let (card, (entry, session, run)) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        (setup.ask(&session, &run, "c1", cities).await, session, run)
+    });
+    assert_eq!(card.unwrap().surface, "card");
+    front.presence(turn.message(), &json!({"looking": false, "park": true})).await.unwrap();
+    let durable = turn.asked().await.unwrap();
+    assert_eq!(durable.surface, "durable");
+    turn.cut();
+    setup.put_out(&session, &run, 1, text("Meanwhile. ")).await;
+    setup.restart_emitter().await;
+    let mut next = front.after_card(&durable, "answered", durable.answer(json!({"text": "3"})));
+    let decided = tokio::select! {
+        decided = setup.decided(&entry) => decided,
+        never = async { loop { next.next().await.unwrap(); } } => never,
+    };
+    assert_eq!(decided, answered(2));
+    setup.put_out(&session, &run, 2, done("Meanwhile. Kyoto it is")).await;
+    assert_eq!(next.end().await.unwrap(), "done");
+    assert_eq!(next.text(), "Meanwhile. Kyoto it is");
+}
+
+#[tokio::test]
+async fn a_held_question_is_not_parked_while_its_user_looks_at_another_chat() {
+    let setup = Setup::new().await;
+    let front = setup.front();
+    let mut turn = front.say("plan a trip");
+    let (card, (session, run)) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        setup.ask(&session, &run, "c1", cities).await;
+        (session, run)
+    });
+    card.unwrap();
+    let held = json!({"looking": false, "other_chat": true, "park": false});
+    front.presence(turn.message(), &held).await.unwrap();
+    setup.put_out(&session, &run, 1, text("still here")).await;
+    turn.until(|l| l["type"] == "text").await.unwrap();
+    assert_eq!(turn.lines().filter(|l| l["type"] == "ask").count(), 1);
+}
+
+#[tokio::test]
+async fn a_surface_that_was_refused_is_followed_by_the_next() {
+    let setup = Setup::new().await;
+    let front = setup.front();
+    let mut turn = front.say("plan a trip");
+    let (card, _) = tokio::join!(turn.until(|l| l["type"] == "ask"), async {
+        let (session, run) = setup.begin().await;
+        setup.ask(&session, &run, "c1", cities).await
+    });
+    let card = serde_json::from_value(card.unwrap()).unwrap();
+    assert_eq!(front.shown(turn.message(), &card, "refused").await.unwrap().status, 204);
+    let next = turn.until(|l| l["type"] == "ask").await.unwrap();
+    assert_eq!(next["surface"], "durable");
+}
+
+#[tokio::test]
+async fn input_beyond_its_limits_is_refused_with_field_limit_and_value() {
+    let setup = Setup::new().await;
+    let front = setup.front();
+    let table: Vec<(&str, Value, &str, Value)> = vec![
+        ("message", json!("x".repeat(201)), "message", json!(200)),
+        ("text", json!("x".repeat(200_001)), "text", json!(200_000)),
+        ("agent", json!("a:b"), "agent", Value::Null),
+        ("after", json!("nonsense"), "after", Value::Null),
+        ("text", Value::Null, "text", Value::Null),
+        (
+            "attachments",
+            json!([{"name": "a.png", "mime": "image/png", "data": "A".repeat(6_000_001)}]),
+            "attachments",
+            json!(6_000_000),
+        ),
+        ("gateway", json!("nowhere"), "gateway", json!(GATEWAY)),
+    ];
+    for (field, value, named, limit) in table {
+        let mut body = front.message("hello");
+        body[field] = value;
+        let refused = format!("{:#}", front.open(body).end().await.unwrap_err());
+        let error: Value = serde_json::from_str(&refused[refused.find('{').unwrap()..]).unwrap();
+        assert_eq!((&error["error"]["field"], &error["error"]["limit"]), (&json!(named), &limit), "{error}");
+    }
+    let stranger = FrontEnd::new(&setup.url, "wrong").say("hello").end().await.unwrap_err();
+    assert!(format!("{stranger:#}").contains("401"), "{stranger:#}");
+}
