@@ -124,11 +124,11 @@ export class Model extends Server {
     const request = JSON.parse(body);
     this.requests.push(request);
     const messages = request.messages;
-    const at = messages.findLastIndex((m) => m.role === "user" && content(m).includes("DO ["));
+    const at = messages.findLastIndex((m) => m.role === "user" && script(content(m)));
     const since = messages.slice(at + 1);
     const said = since.filter((m) => m.role === "tool").map(content);
     const done = since.filter((m) => m.tool_calls?.length).length;
-    const rounds = at < 0 ? [] : JSON.parse(/DO (\[.*\]) END/s.exec(content(messages[at]))[1]);
+    const rounds = at < 0 ? [] : script(content(messages[at]));
     const chunk = (delta, finish_reason = null) =>
       response.write(
         `data: ${JSON.stringify({
@@ -162,6 +162,15 @@ export class Model extends Server {
       chunk({}, "stop");
     }
     response.end("data: [DONE]\n\n");
+  }
+}
+
+// The rounds that a text names. OpenClaw also quotes texts, and cuts them: those name none.
+function script(text) {
+  try {
+    return JSON.parse(/DO (\[.*\]) END/s.exec(text)[1]);
+  } catch {
+    return undefined;
   }
 }
 
