@@ -58,6 +58,14 @@ impl Bus {
             .map_err(|_| BusError::NotProvisioned { what: format!("the consumer {name}") })
     }
 
+    /// How many messages are parked in `DEAD` because they could not be read.
+    ///
+    /// # Errors
+    /// [`BusError::NotProvisioned`] when the stream is missing; others while the server can't be reached.
+    pub async fn parked(&self) -> Result<u64, BusError> {
+        Ok(self.stream(names::DEAD).await?.cached_info().state.messages)
+    }
+
     /// The micro services that answer a ping `within` this time.
     ///
     /// # Errors

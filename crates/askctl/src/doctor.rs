@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use ask_bus::{Bus, BusError};
+use owui_emitter::EmitterConfig;
 use serde_json::Value;
 use service_kit::Config;
 
@@ -23,7 +24,7 @@ enum Finding {
 use Finding::{Bad, Good, Unknown};
 
 /// Prints every check; false when something is wrong.
-pub async fn doctor(config: &Config<AskctlConfig>, keys: &Path) -> bool {
+pub async fn doctor(config: &Config<AskctlConfig>, file: Option<&Path>, keys: &Path) -> bool {
     let mut well = true;
     let mut report = |name: &str, finding: Finding| {
         let (word, what, fix) = match finding {
@@ -64,6 +65,9 @@ pub async fn doctor(config: &Config<AskctlConfig>, keys: &Path) -> bool {
     };
     let provisioned = matches!(buckets, Good(_));
     report("buckets", buckets);
+    if provisioned {
+        report("parked", parked(&bus).await);
+    }
     report("router", router(&bus).await);
     for gateway in &config.service.gateways {
         report("adapter", adapter(&bus, gateway).await);
@@ -71,6 +75,7 @@ pub async fn doctor(config: &Config<AskctlConfig>, keys: &Path) -> bool {
             report("seal key", seal_key(&bus, keys, gateway).await);
         }
     }
+    report("emitter", emitter(file).await);
     well
 }
 
@@ -78,8 +83,7 @@ async fn disk(monitor_url: &str, server_id: &str) -> Finding {
     let fix =
         "set askctl.monitor_url to the monitoring address of nats-server (http: in its config)".to_owned();
     let url = format!("{}/varz", monitor_url.trim_end_matches('/'));
-    let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(3)).build();
-    let read = async { client?.get(&url).send().await?.json::<Value>().await };
+    let read = async { http_client()?.get(&url).send().await?.json::<Value>().await };
     match read.await {
         Err(_) => Unknown(format!("nothing answers at {url}"), fix),
         Ok(varz) if varz["server_id"] != server_id => Unknown(format!("{url} is of another server"), fix),
@@ -114,11 +118,58 @@ async fn adapter(bus: &Bus, gateway: &str) -> Finding {
     match bus.agents(gateway).await {
         Ok(agents) => Good(format!("{gateway}: connected, {} agents", agents.len())),
         Err(BusError::NoResponders { .. }) => Bad(
-            format!("{gateway}: no gateway-adapter is connected to it"),
-            "start one, and look at its /readyz and log: it says why it is not connected".into(),
+            format!("{gateway}: no gateway-adapter works for it"),
+            "start one: `gateway-adapter`, or everything with `askctl up`".into(),
+        ),
+        Err(BusError::Unavailable { .. }) => Bad(
+            format!("{gateway}: its gateway-adapter is not connected to it"),
+            "its log and /readyz say why; adapter.gateway.url and token are what it connects with".into(),
         ),
         Err(error) => broken(error),
     }
+}
+
+async fn parked(bus: &Bus) -> Finding {
+    match bus.parked().await {
+        Ok(0) => Good("nothing unreadable is parked".into()),
+        Ok(count) => Unknown(
+            format!("{count} unreadable messages are parked in the stream DEAD"),
+            "their headers say where they were and why: `nats stream view DEAD`".into(),
+        ),
+        Err(error) => broken(error),
+    }
+}
+
+/// The emitter that the config file is for, asked as a front end asks it.
+async fn emitter(file: Option<&Path>) -> Finding {
+    let config = match service_kit::config::load::<EmitterConfig>(&owui_emitter::SERVICE, file) {
+        Ok(config) => config.service.http,
+        Err(error) => {
+            return Unknown(
+                format!("not looked at: {error}"),
+                "name the emitter's config file with --config".into(),
+            );
+        }
+    };
+    let url = format!("http://{}/v1/models", config.listen);
+    let asked = async { http_client()?.get(&url).bearer_auth(config.token.expose()).send().await };
+    match asked.await.map(|answer| answer.status().as_u16()) {
+        Ok(401 | 403) => {
+            Bad(format!("{url} refuses the token of this configuration"), "give both the same token".into())
+        }
+        Ok(status @ 400..) => {
+            Bad(format!("{url} answers {status}"), "look at the emitter's /readyz and log".into())
+        }
+        Ok(_) => Good(format!("serves front ends at http://{}", config.listen)),
+        Err(_) => Unknown(
+            format!("nothing answers at {url}"),
+            "start one: `owui-emitter`; if it runs elsewhere, run this there".into(),
+        ),
+    }
+}
+
+fn http_client() -> reqwest::Result<reqwest::Client> {
+    reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(3)).build()
 }
 
 async fn seal_key(bus: &Bus, keys: &Path, gateway: &str) -> Finding {

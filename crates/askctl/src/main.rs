@@ -154,7 +154,7 @@ async fn run(cli: Cli) -> Result<ExitCode> {
         Command::Trace { id } => questions::show_trace(&connected().await?, &config.service, &id).await?,
         Command::Doctor { dir } => {
             let folder = dir.map_or_else(|| config.service.keys_dir(), Ok)?;
-            if !doctor::doctor(&config, &folder).await {
+            if !doctor::doctor(&config, cli.config.as_deref(), &folder).await {
                 return Ok(ExitCode::FAILURE);
             }
         }

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::AskctlConfig;
 use crate::terminal::{duration, plain, table};
-use crate::timeline;
+use crate::timeline::{self, Row};
 
 /// Closed questions that `ls` shows without `--all`.
 const RECENT: usize = 20;
@@ -150,21 +150,16 @@ pub async fn watch(bus: &Bus, stop: CancellationToken) -> Result<()> {
     let mut feed = bus.question_feed().await?;
     // What was printed, without times: a step is announced before it is on record.
     let mut printed: HashMap<QuestionKey, HashSet<String>> = HashMap::new();
-    let mut print = |entry: &Entry, silent: bool| {
-        let known = printed.entry(entry.key.clone()).or_default();
-        for row in timeline::rows(entry) {
-            let what = if row.step == "asked" {
-                format!("{}: {}", row.what, plain(&entry.question.title(), 80))
-            } else {
-                row.what
-            };
-            if known.insert(format!("{} {what}", row.step)) && !silent {
-                line(row.at, &entry.key, row.step, &what);
+    let mut print = |key: &QuestionKey, rows: Vec<Row>, silent: bool| {
+        let known = printed.entry(key.clone()).or_default();
+        for row in rows {
+            if known.insert(format!("{} {}", row.step, row.what)) && !silent {
+                line(key, &row);
             }
         }
     };
     for stored in bus.all_questions().await? {
-        print(&stored.value, !stored.value.is_pending());
+        print(&stored.value.key, told(&stored.value), !stored.value.is_pending());
     }
     eprintln!("watching; Ctrl-C ends it");
     loop {
@@ -173,11 +168,13 @@ pub async fn watch(bus: &Bus, stop: CancellationToken) -> Result<()> {
             item = feed.next() => item,
         };
         match item {
-            Some(FeedItem::Entry(stored)) => print(&stored.value, false),
-            // It is in the entry a moment later, unless a crash comes between.
-            Some(FeedItem::Step(_)) => {}
+            Some(FeedItem::Entry(stored)) => print(&stored.value.key, told(&stored.value), false),
+            Some(FeedItem::Step(step)) => {
+                let what = timeline::surface_words(step.surface, &step.rule);
+                print(&step.key, vec![Row { at: Timestamp::now(), step: "surface", what }], false);
+            }
             Some(FeedItem::ReadAgain) => match bus.all_questions().await {
-                Ok(all) => all.iter().for_each(|stored| print(&stored.value, false)),
+                Ok(all) => all.iter().for_each(|s| print(&s.value.key, told(&s.value), false)),
                 Err(error) => eprintln!("askctl: {error}; reading again after the next reconnect"),
             },
             None => bail!("the connection to nats is closed"),
@@ -185,13 +182,22 @@ pub async fn watch(bus: &Bus, stop: CancellationToken) -> Result<()> {
     }
 }
 
-fn line(at: Timestamp, key: &QuestionKey, step: &str, what: &str) {
-    let time = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(at.0) * 1_000_000)
+/// The rows of an entry, the first with what is asked.
+fn told(entry: &Entry) -> Vec<Row> {
+    let mut rows = timeline::rows(entry);
+    for row in rows.iter_mut().filter(|row| row.step == "asked") {
+        row.what = format!("{}: {}", row.what, plain(&entry.question.title(), 80));
+    }
+    rows
+}
+
+fn line(key: &QuestionKey, row: &Row) {
+    let time = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(row.at.0) * 1_000_000)
         .map(|time| {
             format!("{:02}:{:02}:{:02}.{:03}Z", time.hour(), time.minute(), time.second(), time.millisecond())
         })
         .unwrap_or_default();
-    println!("{time}  {:<SHORT_ID$}  {step:<9}  {what}", short_id(key));
+    println!("{time}  {:<SHORT_ID$}  {:<9}  {}", short_id(key), row.step, row.what);
 }
 
 fn summary(entry: &Entry, now: Timestamp) -> serde_json::Value {

@@ -4,6 +4,7 @@ use ask_core::entry::{DecidedBy, Entry, Road, State, StepKind};
 use ask_core::outcome::{Delivered, Outcome, Returned, Seen};
 use ask_core::question::Question;
 use ask_core::reply::Answer;
+use ask_core::surface::Surface;
 use ask_core::time::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
@@ -25,7 +26,7 @@ pub fn rows(entry: &Entry) -> Vec<Row> {
     let mut rows = vec![Row { at: entry.asked_at, step: "asked", what: asked(entry) }];
     for step in &entry.steps {
         let (name, what) = match &step.what {
-            StepKind::Surface { surface, rule } => ("surface", format!("{}, by rule {rule}", surface.name())),
+            StepKind::Surface { surface, rule } => ("surface", surface_words(*surface, rule)),
             StepKind::Delivered { surface, chat } => {
                 let chat = chat.as_ref().map(|chat| format!(", chat {chat}")).unwrap_or_default();
                 ("delivered", format!("{}{chat}", surface.name()))
@@ -70,6 +71,11 @@ pub fn rows(entry: &Entry) -> Vec<Row> {
     }
     rows.sort_by_key(|row| row.at);
     rows
+}
+
+/// A choice of a surface, in the words of a row.
+pub fn surface_words(surface: Surface, rule: &str) -> String {
+    plain(&format!("{}, by rule {rule}", surface.name()), LONGEST_TEXT)
 }
 
 /// The rows as a table: time since the question was asked, time since the row before, what.
@@ -171,7 +177,6 @@ mod tests {
     use ask_core::outcome::{CancelReason, Undeliverable};
     use ask_core::question::{Choice, Prompt};
     use ask_core::reply::{Reply, ReplyContent, Responder, Sealed};
-    use ask_core::surface::Surface;
 
     use super::*;
 

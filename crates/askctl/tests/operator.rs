@@ -358,9 +358,13 @@ async fn doctor_says_what_is_wrong_and_what_to_do() {
     let half = place.askctl(&doctor, "").await;
     bad(&half);
     let text = out(&half);
-    for line in
-        ["ok       buckets", "ok       router     one ask-router", "ok       seal key", "PROBLEM  adapter"]
-    {
+    for line in [
+        "ok       buckets",
+        "ok       router     one ask-router",
+        "ok       seal key",
+        "ok       parked",
+        "PROBLEM  adapter",
+    ] {
         assert!(text.contains(line), "{line} in {text}");
     }
 }
