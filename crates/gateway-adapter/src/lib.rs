@@ -66,8 +66,8 @@ pub async fn serve(
     let gateway = bridge::connect_options(&config.gateway)?;
     let adapter = Arc::new(Adapter::new(config, bus, shutdown.clone())?);
     tracing::info!(http = %listener.local_addr()?, gateway = adapter.gateway(), "serving");
-    let bridge = bridge::run(adapter.clone(), gateway, health, shutdown.clone());
-    let calls = calls::serve(adapter, listener, shutdown);
+    let bridge = Box::pin(bridge::run(adapter.clone(), gateway, health, shutdown.clone()));
+    let calls = Box::pin(calls::serve(adapter, listener, shutdown));
     let ((), calls) = tokio::join!(bridge, calls);
     calls.context("the endpoint for calls failed")
 }
