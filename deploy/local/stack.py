@@ -474,6 +474,8 @@ monitor_url = "http://{self.address("nats-http")}"
             "WEBUI_URL": self.web_url,
             "CORS_ALLOW_ORIGIN": self.web_url,
             "DEFAULT_MODELS": MODEL_ID,
+            # What is typed arrives as typed: the rich input makes curly quotes, which no JSON has.
+            "DEFAULT_INTERFACE_SETTINGS": json.dumps({"richTextInput": False, "showChangelog": False}),
             "ENABLE_API_KEYS": "true",
             # The pipe is the only model, and nothing is fetched from anywhere.
             "ENABLE_OLLAMA_API": "false",
