@@ -29,11 +29,13 @@ pub enum Step {
     Say(String),
 }
 
-/// The steps of a message; none where it holds no directive.
+/// The steps of a message; none where it holds no directive. Open WebUI's editor makes curly quotes
+/// of the straight ones that people type: both are read.
 pub fn parse(message: &str) -> Option<Vec<Step>> {
+    let message = message.replace(['“', '”'], "\"");
     let mut steps = Vec::new();
     let mut found = false;
-    for part in split_at_then(message) {
+    for part in split_at_then(&message) {
         let mut calls = Vec::new();
         let mut slow = None;
         let mut rest = part;
@@ -148,6 +150,7 @@ mod tests {
             ("CALL x {\"open\":", None),
             ("first THEN second", None),
             ("SLOW 3", Some(vec![Step::Slow(3)])),
+            ("CALL ask {“q”: “a”}", Some(vec![Step::Calls(vec![call("ask", "{\"q\": \"a\"}")])])),
             (
                 "[Tue] please CALL ask {\"q\":\"a } \\\" THEN {\"} now",
                 Some(vec![Step::Calls(vec![call("ask", "{\"q\":\"a } \\\" THEN {\"}")])]),
