@@ -139,6 +139,11 @@ impl NatsServer {
     /// True when the server takes connections, false when its port is in use.
     async fn launch(&self) -> Result<bool> {
         let errors = fs::File::create(self.folder.path().join("errors"))?;
+        // A killed server leaves its file, and process ids come again. Before the start, since the
+        // new server may be quick.
+        let folder = self.folder.path().join("ports");
+        fs::remove_dir_all(&folder)?;
+        fs::create_dir_all(&folder)?;
         let child = Command::new(&self.binary)
             .arg("--config")
             .arg(self.folder.path().join("nats.conf"))
@@ -147,13 +152,7 @@ impl NatsServer {
             .stderr(errors)
             .spawn()
             .with_context(|| format!("start {}", self.binary.display()))?;
-        let ports = self.folder.path().join("ports").join(format!(
-            "{}_{}.ports",
-            file_name(&self.binary),
-            child.id()
-        ));
-        // A killed server leaves its file, and process ids come again.
-        let _ = fs::remove_file(&ports);
+        let ports = folder.join(format!("{}_{}.ports", file_name(&self.binary), child.id()));
         *self.child() = Some(child);
         let give_up = Instant::now() + READY_WITHIN;
         loop {
