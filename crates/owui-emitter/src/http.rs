@@ -146,6 +146,12 @@ async fn turn(
     let card = card.map(|(question, cursor)| (question.to_owned(), cursor));
     let gateway = gateway_of(&emitter, request.gateway.as_deref()).await?;
     let session = session_key(&gateway, &request.agent, request.chat.as_deref(), &request.user.id);
+    // A stranger must neither take over the stream of a chat nor read it.
+    let bound = emitter.bus.session(&session).await.map_err(unsaved)?.map(|stored| stored.value);
+    if bound.as_ref().is_some_and(|bound| bound.owner != request.user.id) {
+        let message = "this chat belongs to another user, so nothing was sent";
+        return Err(ApiError::new(StatusCode::FORBIDDEN, "wrong_user", message).field("user.id"));
+    }
     let looking = Looking { looking: request.looking, other_chat: false };
     let Some(registration) = emitter.hub.register(&session, &request.message, looking) else {
         return Err(ApiError::new(
@@ -154,7 +160,7 @@ async fn turn(
             "the emitter is not connected to the bus yet; try again",
         ));
     };
-    let lines = Turn::start(emitter, request, session, registration, after, card);
+    let lines = Turn::start(emitter, request, session, bound.as_ref(), registration, after, card);
     let headers = [(header::CONTENT_TYPE, "application/x-ndjson"), (header::CACHE_CONTROL, "no-store")];
     Ok((headers, Body::from_stream(lines)).into_response())
 }
@@ -437,7 +443,7 @@ async fn reply(
     match response {
         ReplyResponse::Saved => Ok(Json(json!({"result": "saved"})).into_response()),
         ReplyResponse::Closed { outcome, at, by, surface } => {
-            let message = words::outcome(Some(&entry.question), &outcome, &by, surface);
+            let message = words::outcome(&entry.question, &outcome, &by, surface);
             let body = match &outcome {
                 Outcome::Answered { .. } => json!({
                     "result": "already_answered", "by": by, "surface": surface, "at_ms": at, "message": message,
@@ -514,7 +520,7 @@ async fn left(
     // A chat may have sessions with several agents: the first is the one of this message.
     if let Some(session) = sessions.into_iter().next() {
         if let Some(cursor) = cursor {
-            emitter.hub.left_at(&session, cursor.sequence);
+            emitter.hub.left_at(&session, &body.ids.message, cursor.sequence);
         }
         emitter.later(emitter.clone().left(session, body.ids.message, body.ids.user.id));
     }

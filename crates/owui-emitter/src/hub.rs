@@ -3,9 +3,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
-use ask_bus::{BusError, FeedItem, RunCursor, RunDelivery, Stored};
+use ask_bus::{BusError, Change, FeedItem, PresenceChange, RunCursor, RunDelivery, Stored};
 use ask_core::entry::Entry;
-use ask_core::key::{QuestionKey, SessionKey};
+use ask_core::key::{QuestionKey, SessionKey, decode_token};
 use ask_core::wire::ShowStep;
 use service_kit::Health;
 use tokio::sync::{mpsc, watch};
@@ -61,8 +61,9 @@ struct Inner {
     dispatched: Option<RunCursor>,
     keys: HashMap<String, QuestionKey>,
     keys_by_age: VecDeque<String>,
-    /// Up to where a cancelled call had been told, until its successor takes over.
-    left: HashMap<SessionKey, u64>,
+    /// The message whose call was cancelled and up to where it had been told, until its successor
+    /// takes over.
+    left: HashMap<SessionKey, (String, u64)>,
 }
 
 struct Open {
@@ -132,7 +133,7 @@ impl Hub {
         let inner = lock(&self.0);
         match inner.streams.get(session) {
             Some(open) if open.message == message => {
-                open.looking.send_replace(looking);
+                open.looking.send_if_modified(|now| std::mem::replace(now, looking) != looking);
                 true
             }
             _ => false,
@@ -148,20 +149,31 @@ impl Hub {
         lock(&self.0).tell(session, event);
     }
 
-    /// Remembers up to where a call had been told when it was cancelled.
-    pub(crate) fn left_at(&self, session: &SessionKey, sequence: u64) {
-        lock(&self.0).left.insert(session.clone(), sequence);
+    /// Remembers up to where a message's call had been told when it was cancelled.
+    pub(crate) fn left_at(&self, session: &SessionKey, message: &str, sequence: u64) {
+        lock(&self.0).left.insert(session.clone(), (message.to_owned(), sequence));
     }
 
-    /// What [`Hub::left_at`] remembered.
-    pub(crate) fn take_left(&self, session: &SessionKey) -> Option<u64> {
-        lock(&self.0).left.remove(session)
+    /// Up to where the call before this message's had been told when it was cancelled, once.
+    pub(crate) fn take_left(&self, session: &SessionKey, message: &str) -> Option<u64> {
+        let mut inner = lock(&self.0);
+        inner.left.get(session).filter(|(left, _)| left != message)?;
+        inner.left.remove(session).map(|(_, sequence)| sequence)
+    }
+
+    /// Forgets that a message's call was cancelled.
+    pub(crate) fn forget_left(&self, session: &SessionKey, message: &str) {
+        let mut inner = lock(&self.0);
+        if inner.left.get(session).is_some_and(|(left, _)| left == message) {
+            inner.left.remove(session);
+        }
     }
 
     /// Subscribes and dispatches; returns only when the connection is closed for good.
     pub(crate) async fn feed(&self, emitter: &Emitter, health: &Health) -> Result<(), BusError> {
         let mut questions = emitter.bus.question_feed().await?;
         let mut runs = emitter.bus.follow_runs().await?;
+        let mut presence = emitter.bus.watch_presence();
         lock(&self.0).dispatched = Some(runs.begins);
         health.ready("feeds");
         loop {
@@ -174,7 +186,23 @@ impl Hub {
                     Some(item) => lock(&self.0).dispatch_run(item),
                     None => return Ok(()),
                 },
+                change = presence.next() => match change {
+                    Some(change) => self.heard_of(change, &emitter.id),
+                    None => return Ok(()),
+                },
             }
+        }
+    }
+
+    /// Another replica may be told who looks at a stream of ours.
+    fn heard_of(&self, change: PresenceChange, own: &str) {
+        if let Change::Put { key, value, .. } = change
+            && value.emitter != own
+            && let Some((session, stream)) = key.rsplit_once('.')
+            && let (Ok(session), Some(message)) = (session.parse(), decode_token(stream))
+        {
+            let looking = Looking { looking: value.looking, other_chat: value.other_chat };
+            self.looks(&session, &message, looking);
         }
     }
 

@@ -22,7 +22,7 @@ impl Emitter {
             tracing::info!(%session, "a cancelled call was followed by a new message: no stop");
             return;
         }
-        self.hub.take_left(&session);
+        self.hub.forget_left(&session, &message);
         let request = StopRequest { schema: SCHEMA, session: session.clone(), user };
         let mut delay = delays();
         for _ in 0..MAX_ATTEMPTS {
@@ -46,13 +46,16 @@ impl Emitter {
                 Ok(StopResponse::Retry { why }) => tracing::warn!(%session, why, "not stopped yet"),
                 Err(error) => tracing::warn!(%session, %error, "not stopped yet"),
             }
-            delay.wait().await;
+            tokio::select! {
+                () = delay.wait() => {}
+                () = self.shutdown.cancelled() => break,
+            }
             if self.went_on(&session, &message, before.as_ref()).await {
                 tracing::info!(%session, "a new message came before the stop: no stop");
                 return;
             }
         }
-        tracing::error!(%session, "not stopped: no router has answered");
+        tracing::error!(%session, "not stopped: no router has answered in time");
     }
 
     /// Whether another message of the session has come since this one was cancelled.

@@ -24,6 +24,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use ask_bus::{Bus, BusError, SealKey};
 use ask_core::wire::Agent;
+use axum::serve::ListenerExt as _;
 use futures::future::BoxFuture;
 use service_kit::Health;
 use tokio::net::TcpListener;
@@ -93,6 +94,10 @@ pub async fn serve(
         shutdown: shutdown.clone(),
     });
     tracing::info!(listen = %listener.local_addr()?, "serving front ends");
+    // Lines are short and must not wait for each other.
+    let listener = listener.tap_io(|connection| {
+        let _ = connection.set_nodelay(true);
+    });
     let mut endpoint = tokio::spawn(
         axum::serve(listener, http::routes(emitter.clone()))
             .with_graceful_shutdown(shutdown.clone().cancelled_owned())
@@ -103,6 +108,8 @@ pub async fn serve(
     work.spawn(watch_connection(bus.clone(), health, shutdown.clone()));
     loop {
         tokio::select! {
+            // The endpoint ends by the shutdown too, which is no failure.
+            biased;
             () = shutdown.cancelled() => break,
             ended = &mut endpoint => {
                 ended.context("the endpoint failed")?.context("the endpoint failed")?;

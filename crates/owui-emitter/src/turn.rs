@@ -5,14 +5,14 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ask_bus::{BusError, RunDelivery, Stored};
+use ask_bus::{BusError, RunDelivery, Stored, trace};
 use ask_core::SCHEMA;
-use ask_core::entry::{DecidedBy, Entry};
+use ask_core::entry::{DecidedBy, Entry, Step, StepKind};
 use ask_core::key::{QuestionKey, SessionKey};
 use ask_core::outcome::{CancelReason, Outcome, Returned};
 use ask_core::question::Question;
 use ask_core::reply::{ReplyContent, Responder};
-use ask_core::session::MessageDecision;
+use ask_core::session::{MessageDecision, Session};
 use ask_core::surface::Surface;
 use ask_core::text_reply;
 use ask_core::time::Timestamp;
@@ -71,18 +71,22 @@ pub(crate) struct Turn {
     withdrawn: HashSet<String>,
     ping: Interval,
     presence: Option<JoinHandle<()>>,
+    /// When the message before this one came; absent for a session's first.
+    before: Option<Timestamp>,
     /// When to tell that the message waits, or to stop waiting for a run that follows.
     quiet_until: Option<Instant>,
     quiet_told: bool,
 }
 
 impl Turn {
-    /// Starts a turn; the stream has its lines. `after` is where a broken stream goes on, `card`
-    /// the question and place of a durable card that was answered.
+    /// Starts a turn; the stream has its lines. `bound` is the session's entry as it was before,
+    /// `after` where a broken stream goes on, `card` the question and place of a durable card that
+    /// was answered.
     pub(crate) fn start(
         emitter: Arc<Emitter>,
         request: TurnRequest,
         session: SessionKey,
+        bound: Option<&Session>,
         registration: Registration,
         after: Option<Cursor>,
         card: Option<(String, Cursor)>,
@@ -92,7 +96,12 @@ impl Turn {
         let (card_question, card_cursor) = card.unzip();
         let goes_on = after.or(card_cursor).map(|cursor| cursor.in_stream(begins.created));
         let replay = goes_on.is_some();
-        let cursor = goes_on.unwrap_or_else(|| Cursor::at(begins, Timestamp::now()));
+        let mut cursor = goes_on.unwrap_or_else(|| Cursor::at(begins, Timestamp::now()));
+        if request.text.is_some() {
+            cursor.seen.get_or_insert(bound.map_or(0, |session| session.count));
+        }
+        let mut messages = bound.into_iter().flat_map(|session| session.messages.iter().rev());
+        let before = messages.find(|message| message.id != request.message).map(|message| message.at);
         let mut ping = interval(emitter.config.ping);
         ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ping.reset();
@@ -110,6 +119,7 @@ impl Turn {
             withdrawn: HashSet::new(),
             ping,
             presence: None,
+            before,
             quiet_until: None,
             quiet_told: false,
         };
@@ -128,6 +138,7 @@ impl Turn {
             presence.abort();
             let _ = presence.await;
         }
+        self.emitter.hub.take_left(&self.session, &self.request.message);
         let alone = self.emitter.hub.unregister(&self.session, id, &self.request.message);
         // A stream that goes on elsewhere has somebody there all the time.
         if alone
@@ -149,6 +160,8 @@ impl Turn {
         }
         if replay {
             self.replay().await?;
+        } else if self.before.is_some() {
+            self.tell_what_was_missed().await?;
         }
         self.live().await
     }
@@ -171,10 +184,6 @@ impl Turn {
 
     async fn say(&mut self) -> Flow {
         let emitter = self.emitter.clone();
-        if self.cursor.seen.is_none() {
-            let session = self.during(emitter.bus.session(&self.session.clone())).await?;
-            self.cursor.seen = session.ok().map(|stored| stored.map_or(0, |s| s.value.count));
-        }
         let user = &self.request.user;
         let request = SayRequest {
             schema: SCHEMA,
@@ -363,7 +372,7 @@ impl Turn {
             match self.during(reply).await? {
                 Ok(ReplyResponse::Saved) => return Ok(false),
                 Ok(ReplyResponse::Closed { outcome, by, surface, .. }) => {
-                    let what = words::outcome(Some(&entry.question), &outcome, &by, surface);
+                    let what = words::outcome(&entry.question, &outcome, &by, surface);
                     self.say_once(&format!("> **{}** — {what}", entry.question.title())).await?;
                     return Ok(true);
                 }
@@ -401,6 +410,7 @@ impl Turn {
 
     /// Tells what happened since the place where the front end goes on.
     async fn replay(&mut self) -> Flow {
+        self.tell_what_was_missed().await?;
         for stored in self.entries().await? {
             // Older ones were told in earlier turns.
             let recent = stored.value.decision().is_some_and(|d| d.at.0 >= self.cursor.begun);
@@ -412,6 +422,38 @@ impl Turn {
             self.run_went_on(delivery).await?;
         }
         Ok(())
+    }
+
+    /// Tells the outcomes of questions that waited in the chat while nothing was open there: shown
+    /// as text or as a durable card since the message before this one, and decided elsewhere.
+    async fn tell_what_was_missed(&mut self) -> Flow {
+        let Some(before) = self.before else { return Ok(()) };
+        for stored in self.entries().await? {
+            let entry = &stored.value;
+            let waited = entry.steps.iter().any(|step| self.ended_a_turn(step) && step.at >= before);
+            let decided = entry.decision().is_some_and(|d| d.at.0 < self.cursor.begun);
+            if !waited || !decided || stored.revision <= self.cursor.revision || self.is_ours(entry) {
+                continue;
+            }
+            self.cursor.revision = stored.revision;
+            if let Some(what) = words::decided_elsewhere(entry) {
+                self.text(&format!("\n\n> **{}** — {what}\n\n", entry.question.title())).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a question was shown in this chat in a way that ended the turn.
+    fn ended_a_turn(&self, step: &Step) -> bool {
+        matches!(&step.what, StepKind::Delivered { surface: Surface::Text | Surface::Durable, chat }
+            if *chat == self.request.chat)
+    }
+
+    /// Whether a question was decided by a reply from this chat.
+    fn is_ours(&self, entry: &Entry) -> bool {
+        let Some(DecidedBy::Reply { responder, .. }) = entry.decision().map(|d| &d.by) else { return false };
+        let chat = &self.request.chat;
+        responder.chat == *chat && (chat.is_some() || responder.user == self.request.user.id)
     }
 
     async fn live(&mut self) -> Flow<Infallible> {
@@ -489,7 +531,8 @@ impl Turn {
                 }
                 Shown::Joined(run) => {
                     // The call that this message cancelled has told its run up to here.
-                    if let Some(left) = self.emitter.hub.take_left(&self.session) {
+                    let (session, message) = (&self.session, &self.request.message);
+                    if let Some(left) = self.emitter.hub.take_left(session, message) {
                         text.push_str(&self.text_of(&run, left).await?);
                     }
                 }
@@ -552,6 +595,16 @@ impl Turn {
         if !entry.is_pending() {
             return Ok(());
         }
+        let span = tracing::info_span!(
+            "process step",
+            otel.kind = "consumer",
+            messaging.system = "nats",
+            messaging.operation.name = "process",
+            messaging.operation.type = "process",
+            askbus.question = %question,
+            askbus.surface = surface.name(),
+        );
+        trace::continue_from(&span, entry.traceparent.as_deref());
         if !self.request.surfaces.contains(&surface) {
             let reason = format!("this front end has no surface {}", surface.name());
             let (chat, event) = (self.request.chat.clone(), ShownEvent::Refused { reason });
@@ -561,9 +614,9 @@ impl Turn {
         }
         self.asked.insert(question.clone(), (key, surface));
         if surface == Surface::Text {
-            return self.ask_as_text(entry).await;
+            return self.ask_as_text(entry).instrument(span).await;
         }
-        self.send(ask_line(&stored, surface, &self.request)).await
+        self.send(ask_line(&stored, surface, &self.request)).instrument(span).await
     }
 
     async fn ask_as_text(&mut self, entry: &Entry) -> Flow {
@@ -607,15 +660,13 @@ impl Turn {
         let (entry, question) = (&stored.value, &stored.value.key.question);
         let Some(decision) = entry.decision() else { return Ok(()) };
         self.asked.remove(question);
-        let chat = self.request.chat.clone();
-        let ours = matches!(&decision.by, DecidedBy::Reply { responder, .. }
-            if chat.is_some() && responder.chat == chat);
+        let ours = self.is_ours(entry);
         let news = stored.revision > self.cursor.revision;
         if news {
             self.cursor.revision = stored.revision;
         }
         if self.withdrawn.insert(question.clone()) {
-            let why = words::decided_elsewhere(entry, chat.as_deref());
+            let why = if ours { None } else { words::decided_elsewhere(entry) };
             self.send(json!({"type": "withdraw", "question": question, "why": why})).await?;
         }
         if !news || !ours {
@@ -641,7 +692,11 @@ impl Turn {
         let mut delay = delays();
         loop {
             match self.during(emitter.bus.questions_of(&session)).await? {
-                Ok(entries) => return Ok(entries),
+                Ok(mut entries) => {
+                    // The place up to which they were told is a revision.
+                    entries.sort_by_key(|stored| stored.revision);
+                    return Ok(entries);
+                }
                 Err(error) => tracing::warn!(%session, %error, "its questions can't be read yet"),
             }
             self.during(delay.wait()).await?;
@@ -673,11 +728,12 @@ impl Turn {
             .collect())
     }
 
-    /// Whether a run has begun and not ended.
+    /// Whether a run had begun and not ended when this turn began.
     async fn is_active(&mut self, run: &str) -> Flow<bool> {
         let items = self.session_runs(0).await?;
-        let last = items.iter().rev().find(|d| d.item.run == run).map(|d| &d.item.what);
-        Ok(last.is_some_and(|what| !matches!(what, RunEvent::Ended { .. } | RunEvent::Failed { .. })))
+        let Some(last) = items.iter().rev().find(|d| d.item.run == run) else { return Ok(false) };
+        let over = matches!(last.item.what, RunEvent::Ended { .. } | RunEvent::Failed { .. });
+        Ok(!over || last.sequence > self.cursor.start)
     }
 
     // ---- lines
@@ -723,14 +779,16 @@ impl Turn {
     }
 
     /// Waits for something while the stream stays alive.
-    async fn during<T>(&mut self, work: impl Future<Output = T>) -> Flow<T> {
-        let mut work = std::pin::pin!(work);
-        loop {
-            tokio::select! {
-                done = &mut work => return Ok(done),
-                () = self.lines.closed() => return Err(Over::Gone),
-                () = self.emitter.shutdown.cancelled() => return Err(Over::BrokenOff),
-                _ = self.ping.tick() => self.send(json!({"type": "ping"})).await?,
+    fn during<T>(&mut self, work: impl Future<Output = T>) -> impl Future<Output = Flow<T>> {
+        let mut work = Box::pin(work);
+        async move {
+            loop {
+                tokio::select! {
+                    done = &mut work => return Ok(done),
+                    () = self.lines.closed() => return Err(Over::Gone),
+                    () = self.emitter.shutdown.cancelled() => return Err(Over::BrokenOff),
+                    _ = self.ping.tick() => self.send(json!({"type": "ping"})).await?,
+                }
             }
         }
     }

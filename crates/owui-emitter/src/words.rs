@@ -6,12 +6,7 @@ use ask_core::question::Question;
 use ask_core::surface::Surface;
 
 /// One line: what became of a question, by whom.
-pub(crate) fn outcome(
-    question: Option<&Question>,
-    outcome: &Outcome,
-    by: &str,
-    surface: Option<Surface>,
-) -> String {
+pub(crate) fn outcome(question: &Question, outcome: &Outcome, by: &str, surface: Option<Surface>) -> String {
     let who = match surface {
         Some(Surface::Gateway) => "in the Control UI".to_owned(),
         Some(Surface::Cli) => "with askctl".to_owned(),
@@ -24,7 +19,7 @@ pub(crate) fn outcome(
                 let given = question.prompts.iter().filter_map(|p| Some(answers.get(&p.id)?.display(p)));
                 given.collect::<Vec<_>>().join("; ")
             };
-            match question.map(given).filter(|given| !given.is_empty()) {
+            match Some(question).filter(|q| !q.is_secret()).map(given).filter(|given| !given.is_empty()) {
                 Some(given) => format!("Answered {who}: {given}"),
                 None => format!("Answered {who}"),
             }
@@ -49,20 +44,17 @@ pub(crate) fn outcome(
     }
 }
 
-/// What a chat is told when a question was decided by anything but a reply from that chat; `None`
-/// while it is pending, and where the chat knows.
-pub(crate) fn decided_elsewhere(entry: &Entry, chat: Option<&str>) -> Option<String> {
+/// What a chat is told of a question that was decided elsewhere; `None` while it is pending.
+pub(crate) fn decided_elsewhere(entry: &Entry) -> Option<String> {
     let decision = entry.decision()?;
     if let Some(overruled) = overruled(entry) {
         return Some(overruled);
     }
-    match &decision.by {
-        DecidedBy::Reply { responder, .. } if responder.chat.as_deref() == chat && chat.is_some() => None,
-        DecidedBy::Reply { responder, surface, .. } => {
-            Some(outcome(Some(&entry.question), &decision.outcome, responder.display_name(), Some(*surface)))
-        }
-        DecidedBy::Rule { .. } => Some(outcome(Some(&entry.question), &decision.outcome, "", None)),
-    }
+    let (by, surface) = match &decision.by {
+        DecidedBy::Reply { responder, surface, .. } => (responder.display_name(), Some(*surface)),
+        DecidedBy::Rule { .. } => ("", None),
+    };
+    Some(outcome(&entry.question, &decision.outcome, by, surface))
 }
 
 /// What a chat is told when the Gateway had another outcome first.
@@ -71,5 +63,5 @@ pub(crate) fn overruled(entry: &Entry) -> Option<String> {
         return None;
     };
     let by = by.as_deref().unwrap_or("");
-    Some(outcome(Some(&entry.question), theirs, by, Some(Surface::Gateway)))
+    Some(outcome(&entry.question, theirs, by, Some(Surface::Gateway)))
 }

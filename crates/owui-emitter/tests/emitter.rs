@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ask_bus::seal::OpenKey;
-use ask_bus::{Bus, BusOptions, ChatDelivery, Provisioning};
+use ask_bus::{AdapterRequest, Bus, BusOptions, ChatDelivery, Provisioning};
 use ask_core::SCHEMA;
 use ask_core::entry::{Entry, Road, StepKind};
 use ask_core::key::{QuestionKey, SessionKey, call_question_id};
@@ -12,13 +12,15 @@ use ask_core::question::{Choice, Prompt, Question};
 use ask_core::reply::{Answer, Reply, ReplyContent, Responder};
 use ask_core::surface::Surface;
 use ask_core::time::Timestamp;
-use ask_core::wire::{ReplyRequest, RunEnd, RunEvent, RunItem, ToolPhase};
+use ask_core::wire::{Agent, ReplyRequest, RunEnd, RunEvent, RunItem, ToolPhase};
 use ask_router::RouterConfig;
 use owui_emitter::{EmitterConfig, HttpConfig};
 use serde_json::{Value, json};
-use service_kit::{Health, Redacted};
+use service_kit::config::{LogFormat, TelemetryConfig};
+use service_kit::{Health, Redacted, telemetry};
 use testkit::front::FrontEnd;
 use testkit::nats::NatsServer;
+use testkit::otlp::OtlpSink;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -26,6 +28,8 @@ use tokio_util::sync::CancellationToken;
 const WITHIN: Duration = Duration::from_secs(20);
 const GATEWAY: &str = "openclaw";
 const TOKEN: &str = "front-end-token";
+const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+const TRACEPARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
 struct Setup {
     server: NatsServer,
@@ -120,6 +124,12 @@ impl Setup {
         (item.session, item.run)
     }
 
+    async fn begin_with(&self, first: &str) -> (SessionKey, String) {
+        let (session, run) = self.begin().await;
+        self.put_out(&session, &run, 1, text(first)).await;
+        (session, run)
+    }
+
     async fn ask(&self, session: &SessionKey, run: &str, call: &str, change: impl Fn(&mut Prompt)) -> Entry {
         let mut prompt = Prompt::free_text("Where to?");
         change(&mut prompt);
@@ -132,8 +142,8 @@ impl Setup {
         let question = Question::new(vec![prompt]).unwrap();
         let now = Timestamp::now();
         let deadline = now.plus(Duration::from_secs(120));
-        let entry =
-            Entry::ask(key, Road::Plugin, "request_user_input", call, question, now, deadline, None).unwrap();
+        let (tool, trace) = ("request_user_input", Some(TRACEPARENT.into()));
+        let entry = Entry::ask(key, Road::Plugin, tool, call, question, now, deadline, trace).unwrap();
         self.bus.write_asked(&entry).await.unwrap();
         entry
     }
@@ -307,14 +317,6 @@ async fn a_stream_that_breaks_continues_without_loss_or_repetition() {
     setup.put_out(&session, &run, 50, done(&format!("{all}end"))).await;
     assert_eq!(turn.end().await.unwrap(), "done");
     assert_eq!(turn.text(), format!("{all}end"));
-}
-
-impl Setup {
-    async fn begin_with(&self, first: &str) -> (SessionKey, String) {
-        let (session, run) = self.begin().await;
-        self.put_out(&session, &run, 1, text(first)).await;
-        (session, run)
-    }
 }
 
 #[tokio::test]
@@ -621,6 +623,201 @@ async fn a_surface_that_was_refused_is_followed_by_the_next() {
     assert_eq!(front.shown(turn.message(), &card, "refused").await.unwrap().status, 204);
     let next = turn.until(|l| l["type"] == "ask").await.unwrap();
     assert_eq!(next["surface"], "durable");
+}
+
+#[tokio::test]
+async fn another_users_card_answer_shows_and_changes_nothing() {
+    let setup = Setup::new().await;
+    let front = setup.front();
+    let mut turn = front.say("plan a trip");
+    let (_, entry) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin_with("for alice only").await;
+        setup.ask(&session, &run, "c1", cities).await
+    });
+    front.presence(turn.message(), &json!({"looking": false, "park": true})).await.unwrap();
+    let durable = turn.until(|l| l["surface"] == "durable").await.unwrap();
+    let durable = serde_json::from_value(durable).unwrap();
+    for status in ["again", "answered"] {
+        let mut stranger =
+            front.clone().as_user("mallory", "Mallory").after_card(&durable, status, json!({}));
+        let refused = format!("{:#}", stranger.end().await.unwrap_err());
+        assert!(refused.contains("wrong_user"), "{refused}");
+        assert_eq!(stranger.text(), "");
+    }
+    assert!(setup.entry(&entry).await.is_pending());
+    assert_eq!(turn.ended(), None, "a stranger takes over no stream");
+}
+
+#[tokio::test]
+async fn a_card_on_which_nothing_was_chosen_is_asked_again() {
+    let setup = Setup::new().await;
+    let front = setup.front();
+    let mut turn = front.say("plan a trip");
+    let (_, entry) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        setup.ask(&session, &run, "c1", cities).await
+    });
+    front.presence(turn.message(), &json!({"looking": false, "park": true})).await.unwrap();
+    let durable = turn.asked().await.unwrap();
+    turn.cut();
+    let mut next = front.after_card(&durable, "again", json!({}));
+    let again = next.asked().await.unwrap();
+    assert_eq!((again.surface.as_str(), &again.question), ("card", &durable.question));
+    assert_eq!(next.reply(&again, json!({"index": 0})).await.unwrap().result(), "saved");
+    assert_eq!(setup.decided(&entry).await, answered(0));
+}
+
+#[tokio::test]
+async fn a_correction_keeps_the_question_on_screen() {
+    let setup = Setup::new().await;
+    let front = setup.front();
+    let mut turn = front.say("plan a trip");
+    let (_, (entry, session, run)) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        (setup.ask(&session, &run, "c1", cities).await, session, run)
+    });
+    let mut next = front.say("7");
+    let ask = next.asked().await.unwrap();
+    assert!(next.text().contains("There is no option 7"), "{}", next.text());
+    assert_eq!(next.reply(&ask, json!({"index": 1})).await.unwrap().result(), "saved");
+    assert_eq!(setup.decided(&entry).await, answered(1));
+    setup.put_out(&session, &run, 1, done("ok")).await;
+    assert_eq!(next.end().await.unwrap(), "done");
+}
+
+#[tokio::test]
+async fn an_outcome_that_came_while_nothing_was_open_is_told_in_the_next_turn_once() {
+    let setup = Setup::new().await;
+    let front = setup.front().in_chat(None).able_to_show(&["text"]);
+    let mut turn = front.say("plan a trip");
+    let (end, (entry, session, run)) = tokio::join!(turn.end(), async {
+        let (session, run) = setup.begin().await;
+        (setup.ask(&session, &run, "c1", cities).await, session, run)
+    });
+    assert_eq!(end.unwrap(), "asked");
+    let cancelled = ReplyContent::Cancelled { reason: CancelReason::Operator };
+    setup.outcome_elsewhere(&entry, Surface::Cli, cancelled).await;
+    setup.put_out(&session, &run, 1, done("")).await;
+    for told in [1, 0] {
+        let mut next = front.say("and now?");
+        tokio::join!(next.until(|l| l["type"] == "end"), async {
+            let (session, run) = setup.begin().await;
+            setup.put_out(&session, &run, 1, done("Well.")).await;
+        })
+        .0
+        .unwrap();
+        assert_eq!(next.text().matches("Cancelled by an operator").count(), told, "{}", next.text());
+    }
+}
+
+#[tokio::test]
+async fn a_stop_of_the_emitter_breaks_streams_off_without_an_end() {
+    let mut setup = Setup::new().await;
+    let mut turn = setup.front().say("hello");
+    let (_, (session, run)) = tokio::join!(turn.until(|l| l["type"] == "text"), setup.begin_with("one "));
+    setup.emitter.take().unwrap().stop().await;
+    setup.put_out(&session, &run, 2, text("two ")).await;
+    let address = setup.url.trim_start_matches("http://").to_owned();
+    setup.emitter = Some(start_emitter(&setup.server, &address).await.1);
+    setup.put_out(&session, &run, 3, done("one two three")).await;
+    assert_eq!(turn.end().await.unwrap(), "done");
+    assert_eq!(turn.text(), "one two three");
+}
+
+#[tokio::test]
+async fn a_restart_of_the_bus_loses_neither_text_nor_question() {
+    let setup = Setup::new().await;
+    let mut turn = setup.front().say("plan a trip");
+    let (ask, (entry, session, run)) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin_with("one ").await;
+        (setup.ask(&session, &run, "c1", cities).await, session, run)
+    });
+    setup.server.restart().await.unwrap();
+    assert_eq!(turn.reply(&ask.unwrap(), json!({"index": 1})).await.unwrap().result(), "saved");
+    assert_eq!(setup.decided(&entry).await, answered(1));
+    // The last items of RUNS may be lost with the server; the run's whole text makes up for it.
+    setup.put_out(&session, &run, 2, text("two ")).await;
+    setup.put_out(&session, &run, 3, done("one two three")).await;
+    assert_eq!(turn.end().await.unwrap(), "done");
+    assert_eq!(turn.text(), "one two three");
+}
+
+#[tokio::test]
+async fn any_replica_takes_what_concerns_a_stream_of_another() {
+    let setup = Setup::new().await;
+    let (url, other) = start_emitter(&setup.server, "127.0.0.1:0").await;
+    let front = setup.front();
+    let elsewhere = front.clone().at(&url);
+    let mut turn = front.say("plan a trip");
+    let (_, entry) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        setup.ask(&session, &run, "c1", cities).await
+    });
+    elsewhere.presence(turn.message(), &json!({"looking": false, "park": true})).await.unwrap();
+    let durable = turn.until(|l| l["type"] == "ask").await.unwrap();
+    assert_eq!(durable["surface"], "durable");
+    let ask = serde_json::from_value(durable).unwrap();
+    let decision = json!({"answers": json!({"answer": {"index": 2}})});
+    let saved = elsewhere.reply(turn.message(), &ask, &decision).await.unwrap();
+    assert_eq!(saved.result(), "saved");
+    assert_eq!(setup.decided(&entry).await, answered(2));
+    other.stop().await;
+}
+
+#[tokio::test]
+async fn the_models_are_the_gateways_agents_and_absent_without_an_adapter() {
+    let setup = Setup::new().await;
+    let front = setup.front();
+    let absent = front.models().await.unwrap();
+    assert_eq!((absent.status, absent.result()), (503, "no_gateway"));
+    let mut adapter = setup.bus.serve_adapter(GATEWAY).await.unwrap();
+    let (models, ()) = tokio::join!(front.models(), async {
+        let Some(AdapterRequest::Agents(request)) = adapter.next().await else { panic!("no request") };
+        request.answer(&vec![Agent { id: "main".into(), name: "Main".into() }]).await;
+    });
+    assert_eq!(models.unwrap().body, json!({"models": [{"id": "openclaw/main", "name": "Main"}]}));
+    assert_eq!(front.models().await.unwrap().status, 200, "known for a while");
+}
+
+#[tokio::test]
+async fn every_span_about_a_question_is_in_its_trace() {
+    let sink = OtlpSink::start().await.unwrap();
+    let config = TelemetryConfig {
+        otlp_endpoint: Some(sink.endpoint()),
+        log_format: LogFormat::Text,
+        log_filter: "warn".into(),
+        service_namespace: "test".into(),
+        sample_ratio: 1.0,
+    };
+    let (telemetry, dispatch) = telemetry::build(&[&owui_emitter::SERVICE], &config).unwrap();
+    let traced = tracing::dispatcher::set_default(&dispatch);
+    let setup = Setup::new().await;
+    let front = setup.front();
+    let mut turn = front.say("plan a trip");
+    let (ask, entry) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        setup.ask(&session, &run, "c1", cities).await
+    });
+    let ask = ask.unwrap();
+    assert_eq!(turn.reply(&ask, json!({"index": 1})).await.unwrap().result(), "saved");
+    setup.decided(&entry).await;
+    let names = ["process step", "send shown", "send reply"];
+    drop(traced);
+    telemetry.shutdown().await;
+    let of_question = |span: &&testkit::otlp::Span| {
+        span.service == "owui-emitter" && span.attributes.get("askbus.question") == Some(&ask.question)
+    };
+    let spans = sink
+        .wait_for(
+            |spans| names.iter().all(|name| spans.iter().filter(of_question).any(|s| s.name == *name)),
+            WITHIN,
+        )
+        .await
+        .unwrap();
+    for span in spans.iter().filter(of_question) {
+        assert_eq!(span.trace_id, TRACE, "{}", span.name);
+    }
+    assert!(spans.iter().any(|span| span.name == "receive turn"));
 }
 
 #[tokio::test]
