@@ -63,6 +63,7 @@ class Part:
         self.ready_url = ready_url
         self.log = log
         self.process: subprocess.Popen | None = None
+        self.started = 0.0
 
     @property
     def running(self) -> bool:
@@ -77,6 +78,7 @@ class Part:
             self.wait_ready()
 
     def _spawn(self) -> None:
+        self.started = time.monotonic()
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 self.command,
@@ -221,15 +223,15 @@ class Stack:
         self._remember_processes()
 
     def watch(self) -> None:
-        """Starts again what ends by itself or is killed; returns never."""
+        """Starts again what ends by itself or is killed; never returns."""
         while True:
             for part in self.parts.values():
-                if not part.running:
-                    peers.say(f"{part.name} ended with status {part.process.returncode}, starting it again")
-                    part.start()
+                # What ends at once is not started again at once.
+                if not part.running and time.monotonic() - part.started > 3:
+                    peers.say(f"{part.name} ended with status {part.process.returncode}, starting it again; its log: {part.log}")
+                    part.start(wait=False)
                     self._remember_processes()
-                    peers.say(f"{part.name} is back")
-            time.sleep(0.5)
+            time.sleep(0.2)
 
     def askctl(self, *arguments: str, timeout: float = 60) -> str:
         """Runs askctl on this stack's bus and returns what it prints."""
