@@ -24,6 +24,8 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
+use crate::real_gateway::{self, RealGateway};
+
 pub const GATEWAY: &str = "openclaw";
 pub const SESSION: &str = "agent:main:owui-1";
 pub const OWNER: &str = "alice";
@@ -33,9 +35,10 @@ pub const ASK: &str = r#"CALL ask_user {"questions":[{"id":"color","header":"Col
 
 const TOKEN: &str = "adapter-token";
 
-pub struct Bench {
+pub struct Bench<G = ScriptedGateway> {
     pub server: NatsServer,
-    pub gateway: ScriptedGateway,
+    pub gateway: G,
+    gateway_at: (String, String),
     pub bus: Bus,
     seal: SealKey,
     open: String,
@@ -85,6 +88,36 @@ impl Bench {
     /// Without an adapter.
     pub async fn start(options: GatewayOptions) -> Self {
         let gateway = ScriptedGateway::start(options).await.unwrap();
+        let at = (gateway.url(), gateway.token().to_owned());
+        Self::around(gateway, at).await
+    }
+
+    /// With one adapter that is ready.
+    pub async fn with_adapter() -> (Self, Adapter) {
+        let bench = Self::start(GatewayOptions::default()).await;
+        let adapter = bench.adapter().await;
+        adapter.is_ready().await;
+        (bench, adapter)
+    }
+
+    /// Tells the Gateway's plugin to use this adapter.
+    pub fn plug_in(&self, adapter: &Adapter, handles: bool) {
+        let url = format!("http://{}", adapter.address);
+        self.gateway.set_plugin(PluginEndpoint { url, token: TOKEN.into(), handles });
+    }
+}
+
+impl Bench<RealGateway> {
+    /// Around a real Gateway, without an adapter.
+    pub async fn real(name: &str) -> Self {
+        let gateway = RealGateway::start(name).await;
+        let at = (gateway.url().to_string(), real_gateway::TOKEN.to_owned());
+        Self::around(gateway, at).await
+    }
+}
+
+impl<G> Bench<G> {
+    async fn around(gateway: G, gateway_at: (String, String)) -> Self {
         let server = NatsServer::start().await.unwrap();
         let bus = connect(server.url()).await;
         bus.provision(&Provisioning { gateways: vec![GATEWAY.into()], replicas: 1 }).await.unwrap();
@@ -102,15 +135,7 @@ impl Bench {
             ask_router::run(config, connect(url).await, health, stop).await.unwrap();
         });
         until("the router", async || ready.unmet().is_empty().then_some(())).await;
-        Self { server, gateway, bus, seal, open: open.to_text().to_string(), _router }
-    }
-
-    /// With one adapter that is ready.
-    pub async fn with_adapter() -> (Self, Adapter) {
-        let bench = Self::start(GatewayOptions::default()).await;
-        let adapter = bench.adapter().await;
-        adapter.is_ready().await;
-        (bench, adapter)
+        Self { server, gateway, gateway_at, bus, seal, open: open.to_text().to_string(), _router }
     }
 
     /// Starts an adapter.
@@ -133,8 +158,8 @@ impl Bench {
             seal_key: Some(Redacted::new(self.open.clone())),
             gateway: GatewayConfig {
                 name: GATEWAY.into(),
-                url: self.gateway.url(),
-                token: Some(Redacted::new(self.gateway.token().into())),
+                url: self.gateway_at.0.clone(),
+                token: Some(Redacted::new(self.gateway_at.1.clone())),
                 identity_file: self.server.store_dir().join("identity.json"),
                 extra_scopes: Vec::new(),
                 operator: None,
@@ -142,12 +167,6 @@ impl Bench {
             http: HttpConfig { listen: "127.0.0.1:0".parse().unwrap(), token: Redacted::new(TOKEN.into()) },
             questions: QuestionsConfig { timeout_s: 300, native_margin_ms: 3000 },
         }
-    }
-
-    /// Tells the Gateway's plugin to use this adapter.
-    pub fn plug_in(&self, adapter: &Adapter, handles: bool) {
-        let url = format!("http://{}", adapter.address);
-        self.gateway.set_plugin(PluginEndpoint { url, token: TOKEN.into(), handles });
     }
 
     /// Says something as the session's owner; returns how it was routed.
