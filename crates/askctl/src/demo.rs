@@ -28,7 +28,7 @@ use crate::nats_server::{NatsServer, Ports};
 use crate::process::{Process, tail};
 use crate::provision::{ADAPTER_TOKEN, EMITTER_TOKEN, provision, seal_file};
 use crate::reply::{as_asked, ask_secret, ask_until_it_fits, from_text};
-use crate::terminal::{duration, plain};
+use crate::terminal::{duration, plain, put, say};
 use crate::{questions, timeline};
 
 /// How long a step may take that needs no person.
@@ -132,7 +132,7 @@ async fn play(stage: &mut Stage, folder: &Path, args: &DemoArgs) -> Result<()> {
     let keys = folder.join("keys");
     let gateway_token = uuid::Uuid::new_v4().simple().to_string();
 
-    println!("starting nats-server, the three services and a scripted agent");
+    say!("starting nats-server, the three services and a scripted agent");
     let nats = NatsServer::start(folder, Ports { clients, monitoring }).await?;
     let file = folder.join("askbus.toml");
     let text =
@@ -178,7 +178,7 @@ async fn play(stage: &mut Stage, folder: &Path, args: &DemoArgs) -> Result<()> {
         replies: front.stdin().context("its input is a pipe")?,
     };
     stage.front = Some(front);
-    println!("\nyou      Prepare the release.");
+    say!("\nyou      Prepare the release.");
     let asked = converse(&mut screen, stage, args.kill, auto).await?;
     if asked.len() != 3 {
         bail!("the agent wanted to ask 3 questions, and {} were shown", asked.len());
@@ -233,7 +233,7 @@ async fn converse(
                     .context("owui-emitter sent a question that can't be read")?;
                 let question = Question::new(prompts)?;
                 let surface = line["surface"].as_str().unwrap_or_default();
-                println!("\nagent    asks ({})", plain(surface, 20));
+                say!("\nagent    asks ({})", plain(surface, 20));
                 if let Some(victim) = kill {
                     kill_and_start_again(stage, victim).await?;
                 }
@@ -245,14 +245,14 @@ async fn converse(
                 shown = Some((id.to_owned(), Asked { question: question.prompts[0].text.clone(), answer }));
             }
             "replied" if line["body"]["result"] == "saved" => {
-                println!("         saved");
+                say!("         saved");
                 said.clear();
                 asked.extend(shown.take().map(|(_, asked)| asked));
             }
             "replied" => bail!("owui-emitter did not save the reply: {}", line["body"]),
             "end" => {
                 said.push_str(line["text"].as_str().unwrap_or_default());
-                println!("\nagent    {}\n", plain(&said, 400));
+                say!("\nagent    {}\n", plain(&said, 400));
                 if line["reason"] != "done" {
                     bail!("the turn ended with {}, not with done", line["reason"]);
                 }
@@ -269,8 +269,8 @@ async fn answer(question: &Question, auto: bool) -> Result<(Value, Given)> {
     let think = Duration::from_millis(if auto { 400 } else { 0 });
     if prompt.secret {
         let secret = if auto {
-            print!("{}", as_asked(question));
-            println!("         a script types a secret");
+            put(as_asked(question));
+            say!("         a script types a secret");
             Zeroizing::new(format!("demo-{}", uuid::Uuid::new_v4().simple()))
         } else {
             in_time(ask_secret(question)).await?
@@ -280,9 +280,9 @@ async fn answer(question: &Question, auto: bool) -> Result<(Value, Given)> {
         return Ok((decision, Given::Secret(secret)));
     }
     let answers = if auto {
-        print!("{}", as_asked(question));
+        put(as_asked(question));
         let text = if prompt.options.is_empty() { "Faster search, and fewer surprises." } else { "2" };
-        println!("         a script answers: {text}");
+        say!("         a script answers: {text}");
         from_text(question, text)?
     } else {
         in_time(ask_until_it_fits(question)).await?
@@ -307,11 +307,11 @@ async fn kill_and_start_again(stage: &mut Stage, victim: Victim) -> Result<()> {
     let running = stage.services.iter_mut().find(|(process, _)| process.name == name);
     let (process, ready_url) = running.with_context(|| format!("{name} does not run"))?;
     process.kill().await?;
-    println!("         {name} is killed (-9) and started again");
+    say!("         {name} is killed (-9) and started again");
     let since = Instant::now();
     process.start()?;
     ready(process, ready_url).await?;
-    println!("         {name} is ready after {}", duration(since.elapsed()));
+    say!("         {name} is ready after {}", duration(since.elapsed()));
     Ok(())
 }
 
@@ -346,7 +346,7 @@ async fn verdict(
     kill: Option<Victim>,
 ) -> Result<()> {
     let mut wrong = Vec::new();
-    println!("What NATS has on record:\n");
+    say!("What NATS has on record:\n");
     for asked in asked {
         let mut of_it =
             closed.iter().filter(|stored| stored.value.question.prompts[0].text == asked.question);
@@ -354,7 +354,8 @@ async fn verdict(
             wrong.push(format!("\"{}\" is not on record exactly once", asked.question));
             continue;
         };
-        println!("{}", questions::life(bus, &config.service, stored).await?);
+        let life = questions::life(bus, &config.service, stored).await?;
+        say!("{life}");
         let results: Vec<_> = got.iter().filter(|result| question_of(result) == asked.question).collect();
         let [result] = results.as_slice() else {
             wrong.push(format!("the agent got {} results for \"{}\"", results.len(), asked.question));
@@ -372,7 +373,7 @@ async fn verdict(
                 (format!("the secret (hidden), as \"{}\" in its transcript", plain(text, 80)), same)
             }
         };
-        println!("  the agent got {shown}\n");
+        say!("  the agent got {shown}\n");
         if !same || result["is_error"] == true {
             wrong.push(format!("the agent did not get what was answered to \"{}\"", asked.question));
         }
@@ -392,8 +393,8 @@ async fn verdict(
     };
     // The bucket was empty before, so that its last revision counts the writes.
     let writes = closed.iter().map(|stored| stored.revision).max().unwrap_or_default();
-    println!("{} questions, {} answers, each returned to the agent once{killed}", asked.len(), got.len());
-    println!("{writes} durable writes in all");
+    say!("{} questions, {} answers, each returned to the agent once{killed}", asked.len(), got.len());
+    say!("{writes} durable writes in all");
     Ok(())
 }
 

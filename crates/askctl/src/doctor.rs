@@ -11,6 +11,7 @@ use service_kit::Config;
 use crate::config::{AskctlConfig, connect};
 use crate::nats_server::is_new_enough;
 use crate::provision::{read_seal_key, seal_file};
+use crate::terminal::say;
 
 /// How one check went.
 enum Finding {
@@ -35,9 +36,9 @@ pub async fn doctor(config: &Config<AskctlConfig>, file: Option<&Path>, keys: &P
             }
             Unknown(what, fix) => ("unknown", what, Some(fix)),
         };
-        println!("{word:<8} {name:<10} {what}");
+        say!("{word:<8} {name:<10} {what}");
         if let Some(fix) = fix {
-            println!("{:<19} -> {fix}", "");
+            say!("{:<19} -> {fix}", "");
         }
     };
 

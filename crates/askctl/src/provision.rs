@@ -10,6 +10,7 @@ use ask_bus::{Bus, Provisioning};
 use zeroize::Zeroizing;
 
 use crate::config::AskctlConfig;
+use crate::terminal::say;
 
 /// Files of bearer tokens, for the endpoints of adapter and emitter.
 pub const ADAPTER_TOKEN: &str = "adapter.token";
@@ -123,6 +124,6 @@ fn new_token() -> Zeroizing<String> {
 /// What was made and what was there, a line each.
 pub fn print(all: &[Made]) {
     for Made { what, existed } in all {
-        println!("{}  {what}", if *existed { "was there" } else { "made     " });
+        say!("{}  {what}", if *existed { "was there" } else { "made     " });
     }
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::AskctlConfig;
-use crate::terminal::{duration, plain, table};
+use crate::terminal::{duration, plain, put, say, table};
 use crate::timeline::{self, Row};
 
 /// Closed questions that `ls` shows without `--all`.
@@ -64,11 +64,11 @@ pub async fn ls(bus: &Bus, all: bool, as_json: bool) -> Result<()> {
     });
     if as_json {
         let list: Vec<_> = entries.iter().map(|entry| summary(entry, now)).collect();
-        println!("{}", serde_json::to_string_pretty(&list)?);
+        say!("{}", serde_json::to_string_pretty(&list)?);
         return Ok(());
     }
     if entries.is_empty() {
-        println!("no questions yet");
+        say!("no questions yet");
         return Ok(());
     }
     let mut lines =
@@ -83,9 +83,9 @@ pub async fn ls(bus: &Bus, all: bool, as_json: bool) -> Result<()> {
             plain(&entry.question.title(), 60),
         ]);
     }
-    print!("{}", table(0, &lines));
+    put(table(0, &lines));
     if !all && closed > RECENT {
-        println!("and {} older ones: `askctl ls --all`", closed - RECENT);
+        say!("and {} older ones: `askctl ls --all`", closed - RECENT);
     }
     Ok(())
 }
@@ -101,18 +101,18 @@ pub async fn show(bus: &Bus, config: &AskctlConfig, name: &str, as_json: bool) -
         value["entry"] = serde_json::to_value(without_sealed(stored.value))?;
         value["revision"] = stored.revision.into();
         value["writes"] = writes.into();
-        println!("{}", serde_json::to_string_pretty(&value)?);
+        say!("{}", serde_json::to_string_pretty(&value)?);
         return Ok(());
     }
-    print!("{}", life(bus, config, &stored).await?);
+    put(life(bus, config, &stored).await?);
     Ok(())
 }
 
 /// The timeline with the trace that its spans are found by.
 pub async fn show_trace(bus: &Bus, config: &AskctlConfig, name: &str) -> Result<()> {
     let stored = find(bus, name).await?;
-    println!("trace     {}", trace_of(&stored.value, config));
-    print!("{}", timeline::render(&stored.value));
+    say!("trace     {}", trace_of(&stored.value, config));
+    put(timeline::render(&stored.value));
     Ok(())
 }
 
@@ -153,8 +153,8 @@ pub async fn watch(bus: &Bus, stop: CancellationToken) -> Result<()> {
     let mut print = |key: &QuestionKey, rows: Vec<Row>, silent: bool| {
         let known = printed.entry(key.clone()).or_default();
         for row in rows {
-            if known.insert(format!("{} {}", row.step, row.what)) && !silent {
-                line(key, &row);
+            if known.insert(format!("{} {}", row.step, row.what)) && !silent && !line(key, &row) {
+                stop.cancel();
             }
         }
     };
@@ -191,13 +191,14 @@ fn told(entry: &Entry) -> Vec<Row> {
     rows
 }
 
-fn line(key: &QuestionKey, row: &Row) {
+/// False when nobody reads it any more.
+fn line(key: &QuestionKey, row: &Row) -> bool {
     let time = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(row.at.0) * 1_000_000)
         .map(|time| {
             format!("{:02}:{:02}:{:02}.{:03}Z", time.hour(), time.minute(), time.second(), time.millisecond())
         })
         .unwrap_or_default();
-    println!("{time}  {:<SHORT_ID$}  {:<9}  {}", short_id(key), row.step, row.what);
+    say!("{time}  {:<SHORT_ID$}  {:<9}  {}", short_id(key), row.step, row.what)
 }
 
 fn summary(entry: &Entry, now: Timestamp) -> serde_json::Value {

@@ -17,7 +17,7 @@ use ask_core::wire::{ReplyRequest, ReplyResponse};
 use zeroize::Zeroizing;
 
 use crate::questions::{find, short_id};
-use crate::terminal::{duration, plain, read_line};
+use crate::terminal::{duration, plain, read_line, say};
 use crate::timeline;
 
 /// How often a reply is handed in before the operator hears that it is not saved.
@@ -138,7 +138,9 @@ async fn hand_in(
     let reply = Reply { id, by, surface: Surface::Cli, content };
     let request = ReplyRequest { schema: SCHEMA, key: key.clone(), reply };
     match saved(bus, &request).await? {
-        ReplyResponse::Saved => println!("saved: {} {}", short_id(key), plain(&said, 200)),
+        ReplyResponse::Saved => {
+            say!("saved: {} {}", short_id(key), plain(&said, 200));
+        }
         ReplyResponse::Closed { outcome, at, by, surface } => {
             let ago = duration(ask_core::time::Timestamp::now().since(at));
             let on = surface.map(|surface| format!(" on {}", surface.name())).unwrap_or_default();

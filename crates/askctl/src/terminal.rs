@@ -1,11 +1,24 @@
 //! Text for terminals, and what is typed there.
 
-use std::io::{BufRead as _, IsTerminal as _, stdin};
+use std::fmt::Display;
+use std::io::{BufRead as _, IsTerminal as _, Write as _, stdin, stdout};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use zeroize::Zeroizing;
+
+/// Writes a line to standard output, like `println!`, but see [`put`].
+macro_rules! say {
+    ($($line:tt)*) => { $crate::terminal::put(format_args!("{}\n", format_args!($($line)*))) };
+}
+pub(crate) use say;
+
+/// Writes to standard output. False when nobody reads it any more, which is no failure here.
+pub fn put(text: impl Display) -> bool {
+    let mut out = stdout().lock();
+    write!(out, "{text}").and_then(|()| out.flush()).is_ok()
+}
 
 /// One line of `text`, at most `max` characters, without anything that could steer a terminal:
 /// questions and answers come from elsewhere.

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{AskctlConfig, bus_options, connect, load, state_dir};
 use crate::nats_server::{NatsServer, Ports};
 use crate::provision::{ADAPTER_TOKEN, EMITTER_TOKEN, make_private_folder, print, provision, seal_file};
-use crate::terminal::table;
+use crate::terminal::{say, table};
 
 const DRAIN_LIMIT: Duration = Duration::from_secs(7);
 /// After this long it is worth saying what is still missing.
@@ -107,7 +107,7 @@ async fn run(
         frames.push((service, health));
     }
     let rows: Vec<_> = addresses.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();
-    println!("askbus runs in this process; Ctrl-C ends it\n{}", table(2, &rows));
+    say!("askbus runs in this process; Ctrl-C ends it\n{}", table(2, &rows));
     let announcement = tokio::spawn(announce(frames));
 
     // One that ends before it was asked to takes the others with it.
@@ -176,12 +176,12 @@ async fn announce(frames: Vec<(&'static str, Health)>) {
             })
             .collect();
         if unmet.is_empty() {
-            println!("ready");
+            say!("ready");
             return;
         }
         if !told && started.elapsed() > SOON {
             told = true;
-            println!("not ready yet, and still trying:\n{}", unmet.join("\n"));
+            say!("not ready yet, and still trying:\n{}", unmet.join("\n"));
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
