@@ -36,6 +36,7 @@ const STEP: Duration = Duration::from_secs(60);
 /// How long a person may think.
 const PERSON: Duration = Duration::from_secs(1800);
 const GATEWAY: &str = "openclaw";
+const LAST_WORDS: &str = "Thank you, the release is prepared.";
 
 #[derive(Debug, clap::Args)]
 pub struct DemoArgs {
@@ -95,8 +96,8 @@ pub async fn demo(args: DemoArgs) -> Result<()> {
 #[derive(Default)]
 struct Stage {
     nats: Option<NatsServer>,
-    /// The services with their `/readyz`.
-    services: Vec<(Process, String)>,
+    /// The processes of the services, with the `/readyz` of each service in them.
+    services: Vec<(Process, Vec<String>)>,
     gateway: Option<Process>,
     front: Option<Process>,
 }
@@ -159,9 +160,11 @@ async fn play(stage: &mut Stage, folder: &Path, args: &DemoArgs) -> Result<()> {
     stage.gateway = Some(gateway);
 
     stage.services = services(folder, &file, args.kill, health)?;
-    for (service, ready_url) in &mut stage.services {
-        service.start()?;
-        ready(service, ready_url).await?;
+    for (process, _) in &mut stage.services {
+        process.start()?;
+    }
+    for (process, urls) in &mut stage.services {
+        ready(process, urls).await?;
     }
 
     let message = message();
@@ -246,16 +249,15 @@ async fn converse(
             }
             "replied" if line["body"]["result"] == "saved" => {
                 say!("         saved");
-                said.clear();
                 asked.extend(shown.take().map(|(_, asked)| asked));
             }
             "replied" => bail!("owui-emitter did not save the reply: {}", line["body"]),
             "end" => {
                 said.push_str(line["text"].as_str().unwrap_or_default());
-                say!("\nagent    {}\n", plain(&said, 400));
-                if line["reason"] != "done" {
-                    bail!("the turn ended with {}, not with done", line["reason"]);
+                if line["reason"] != "done" || !said.trim_end().ends_with(LAST_WORDS) {
+                    bail!("the turn ended ({}) with other words: {}", line["reason"], plain(&said, 400));
                 }
+                say!("\nagent    {LAST_WORDS}\n");
                 return Ok(asked);
             }
             _ => {}
@@ -305,12 +307,12 @@ async fn in_time<T>(typed: impl Future<Output = Result<T>>) -> Result<T> {
 async fn kill_and_start_again(stage: &mut Stage, victim: Victim) -> Result<()> {
     let name = victim.service();
     let running = stage.services.iter_mut().find(|(process, _)| process.name == name);
-    let (process, ready_url) = running.with_context(|| format!("{name} does not run"))?;
+    let (process, urls) = running.with_context(|| format!("{name} does not run"))?;
     process.kill().await?;
     say!("         {name} is killed (-9) and started again");
     let since = Instant::now();
     process.start()?;
-    ready(process, ready_url).await?;
+    ready(process, urls).await?;
     say!("         {name} is ready after {}", duration(since.elapsed()));
     Ok(())
 }
@@ -434,7 +436,7 @@ fn message() -> String {
     let secret = json!({"question": "What is the password of the package registry?", "secret": true});
     format!(
         "Prepare the release. CALL ask_user {choices} THEN CALL request_user_input {words} \
-         THEN CALL request_user_input {secret} THEN Thank you, the release is prepared."
+         THEN CALL request_user_input {secret} THEN {LAST_WORDS}"
     )
 }
 
@@ -444,7 +446,7 @@ fn services(
     file: &Path,
     kill: Option<Victim>,
     health: [u16; 3],
-) -> Result<Vec<(Process, String)>> {
+) -> Result<Vec<(Process, Vec<String>)>> {
     let ready = |port: u16| format!("http://127.0.0.1:{port}/readyz");
     if kill.is_none() {
         let askctl = std::env::current_exe().context("askctl can't find itself")?;
@@ -457,21 +459,23 @@ fn services(
             .arg("up")
             .arg("--state")
             .arg(folder);
-        // One process is ready when the last of its services is, and the adapter waits for the most.
-        return Ok(vec![(process, ready(health[1]))]);
+        return Ok(vec![(process, health.map(ready).to_vec())]);
     }
     let each = ["ask-router", "gateway-adapter", "owui-emitter"].into_iter().zip(health);
     each.map(|(name, port)| {
         let process = Process::new(name, &sibling(name)?, &folder.join(format!("{name}.log")))?;
-        Ok((process.arg("--config").arg(file), ready(port)))
+        Ok((process.arg("--config").arg(file), vec![ready(port)]))
     })
     .collect()
 }
 
-async fn ready(process: &mut Process, url: &str) -> Result<()> {
+async fn ready(process: &mut Process, urls: &[String]) -> Result<()> {
     let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(2)).build()?;
-    let ask = || async { client.get(url).send().await.is_ok_and(|answer| answer.status().is_success()) };
-    process.until(STEP, ask).await
+    for url in urls {
+        let ask = || async { client.get(url).send().await.is_ok_and(|answer| answer.status().is_success()) };
+        process.until(STEP, ask).await?;
+    }
+    Ok(())
 }
 
 /// A program of askbus beside this one.

@@ -132,13 +132,16 @@ pub async fn life(bus: &Bus, config: &AskctlConfig, stored: &Stored<Entry>) -> R
         let options: Vec<_> = prompt.options.iter().map(|option| option.label.as_str()).collect();
         if entry.question.prompts.len() > 1 {
             details.push(("prompt", format!("{}: {}", prompt.id, prompt.text)));
+        } else if prompt.text.trim() != entry.question.title() {
+            details.push(("text", prompt.text.clone()));
         }
         if !options.is_empty() {
             details.push(("options", options.join(", ")));
         }
     }
     details.push(("writes", writes(entry, &history)));
-    let rows: Vec<_> = details.iter().map(|(name, value)| vec![(*name).into(), plain(value, 200)]).collect();
+    let rows: Vec<_> =
+        details.iter().map(|(name, value)| vec![(*name).into(), plain(value, 1_000)]).collect();
     text.push_str(&table(2, &rows));
     text.push('\n');
     text.push_str(&timeline::render(entry));
