@@ -2,23 +2,26 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use ask_bus::seal::{OpenKey, SealError};
-use ask_bus::{Bus, Change, Stored};
+use ask_bus::{Bus, BusError, Change, Stored};
 use ask_core::entry::{DecidedBy, Entry, State};
 use ask_core::key::{QuestionKey, SessionKey};
-use ask_core::outcome::Outcome;
+use ask_core::outcome::{Outcome, Returned};
 use ask_core::reply::Answer;
+use ask_core::time::Timestamp;
 use ask_core::wire::{RunEvent, ToolPhase};
 use service_kit::Health;
 use sha2::{Digest, Sha256};
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 use zeroize::Zeroizing;
 
 use crate::config::AdapterConfig;
 use crate::mask::Secrets;
+use crate::trace;
 
 /// How long a tool-call start is remembered.
 const STARTS_KEPT: Duration = Duration::from_secs(30);
@@ -65,6 +68,8 @@ pub struct ToolStart {
     pub digest: Option<String>,
     /// When this replica learned of it.
     pub at: Instant,
+    /// The same on the wall clock, for traces.
+    pub at_time: SystemTime,
 }
 
 /// A seal key that can't be read.
@@ -194,6 +199,35 @@ impl Adapter {
         }
     }
 
+    /// Third durable write: closes a decided question; does nothing to a pending or a closed one.
+    /// False where there was nothing to close.
+    ///
+    /// # Errors
+    /// It may or may not be written; do it again.
+    pub(crate) async fn close(&self, key: &QuestionKey, returned: &Returned) -> Result<bool, BusError> {
+        loop {
+            let Some(stored) = self.bus.question(key).await? else { return Ok(false) };
+            let Some(closed) = stored.value.close(returned.clone(), Timestamp::now()) else {
+                return Ok(false);
+            };
+            let held_secret = stored.value.holds_secret();
+            let write = self.bus.write_returned(&closed, stored.revision, held_secret);
+            match write.instrument(trace::settle_ask(&stored.value)).await {
+                Ok(_) => {
+                    let result = match returned {
+                        Returned::Delivered { .. } => "delivered",
+                        Returned::Overruled { .. } => "overruled",
+                        Returned::Unconfirmed { .. } => "unconfirmed",
+                    };
+                    tracing::info!(question = %key.question, result, "returned");
+                    return Ok(true);
+                }
+                Err(BusError::Conflict { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// Follows `RUNS` for the starts of tool calls until the process stops; once per process.
     pub(crate) async fn follow_tool_starts(&self, health: &Health) {
         loop {
@@ -208,7 +242,15 @@ impl Adapter {
                         if let RunEvent::Tool { call, name, phase: ToolPhase::Start, data, .. } = item.what {
                             let digest = data.and_then(|d| Some(d.get(DIGEST)?.as_str()?.to_owned()));
                             let (session, run) = (item.session, item.run);
-                            self.started(ToolStart { session, run, call, name, digest, at: Instant::now() });
+                            self.started(ToolStart {
+                                session,
+                                run,
+                                call,
+                                name,
+                                digest,
+                                at: Instant::now(),
+                                at_time: SystemTime::now(),
+                            });
                         }
                     }
                     return;

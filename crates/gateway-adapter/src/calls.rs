@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ask_bus::seal::SealError;
-use ask_bus::trace::{continue_from, traceparent_of};
+use ask_bus::trace::traceparent_of;
 use ask_bus::{BusError, Stored};
 use ask_core::entry::{Entry, Road, State};
 use ask_core::key::{QuestionKey, SessionKey, call_question_id};
@@ -28,7 +28,7 @@ use tracing::Instrument as _;
 use zeroize::Zeroizing;
 
 use crate::adapter::Adapter;
-use crate::{SERVICE, mcp, plugin};
+use crate::{SERVICE, mcp, plugin, trace};
 
 /// The tool that all roads of this module offer.
 pub const TOOL: &str = "request_user_input";
@@ -184,18 +184,10 @@ impl Calls {
     }
 
     async fn ask(&self, key: &QuestionKey, call: &Call, asked: &Asked) -> Result<Stored<Entry>, Refused> {
-        let span = tracing::info_span!(
-            "send ask",
-            otel.kind = "producer",
-            messaging.system = "nats",
-            messaging.operation.name = "send",
-            messaging.operation.type = "send",
-            messaging.destination.template = "ask",
-            askbus.question = %key.question,
-            askbus.session = %key.session,
-            askbus.run = %key.run,
-            askbus.call = %call.tool_call,
-        );
+        let began = self.adapter.tool_starts().into_iter().rev().find(|start| {
+            start.session == call.session && start.run == call.run && start.call == call.tool_call
+        });
+        let span = trace::send_ask(key, TOOL, &call.tool_call, began.map(|start| start.at_time));
         let now = Timestamp::now();
         let (deadline, traceparent) = (now.plus(asked.timeout), traceparent_of(&span));
         let (key, question) = (key.clone(), asked.question.clone());
@@ -258,36 +250,8 @@ impl Calls {
         if !had_outcome {
             return Ok(Acknowledged::OtherRevision(stored.revision));
         }
-        self.close(key, &Returned::Delivered { proof: "acknowledged".into() }).await?;
+        self.adapter.close(key, &Returned::Delivered { proof: "acknowledged".into() }).await?;
         Ok(Acknowledged::Closed)
-    }
-
-    /// Closes a decided question; does nothing to a pending or a closed one.
-    pub(crate) async fn close(&self, key: &QuestionKey, returned: &Returned) -> Result<(), BusError> {
-        loop {
-            let Some(stored) = self.adapter.bus.question(key).await? else { return Ok(()) };
-            let Some(closed) = stored.value.close(returned.clone(), Timestamp::now()) else {
-                return Ok(());
-            };
-            let span = tracing::info_span!(
-                "settle ask",
-                otel.kind = "client",
-                messaging.system = "nats",
-                messaging.operation.name = "settle",
-                messaging.operation.type = "settle",
-                messaging.destination.template = "ask",
-                askbus.question = %key.question,
-                askbus.session = %key.session,
-                askbus.run = %key.run,
-            );
-            continue_from(&span, stored.value.traceparent.as_deref());
-            let held_secret = stored.value.holds_secret();
-            let write = self.adapter.bus.write_returned(&closed, stored.revision, held_secret);
-            match write.instrument(span).await {
-                Err(BusError::Conflict { .. }) => {}
-                result => return result.map(drop),
-            }
-        }
     }
 
     /// The client waits no longer: a pending question is cancelled, a decided one closed. It goes
@@ -325,7 +289,7 @@ impl Calls {
                 State::Returned { .. } => return Ok(()),
                 State::Decided { .. } => {
                     let returned = Returned::Unconfirmed { why: "caller_cancelled".into() };
-                    return self.close(key, &returned).await.map_err(|e| e.to_string());
+                    return self.adapter.close(key, &returned).await.map(drop).map_err(|e| e.to_string());
                 }
                 State::Pending => {}
             }
@@ -414,10 +378,10 @@ async fn close_overdue(calls: Arc<Calls>) {
             () = tokio::time::sleep(wait) => {
                 let Some(Reverse(mut next)) = due.pop() else { continue };
                 let returned = Returned::Unconfirmed { why: next.why.into() };
-                match calls.close(&next.key, &returned).await {
+                match calls.adapter.close(&next.key, &returned).await {
                     // For a client that has no runs this is the end of one.
-                    Ok(()) if next.why == NO_PROOF => calls.adapter.secrets().forget(&next.key.session, &next.key.run),
-                    Ok(()) => {}
+                    Ok(_) if next.why == NO_PROOF => calls.adapter.secrets().forget(&next.key.session, &next.key.run),
+                    Ok(_) => {}
                     Err(error) => {
                         tracing::warn!(question = %next.key, %error, "not closed yet");
                         next.at = Timestamp::now().plus(Duration::from_secs(5));

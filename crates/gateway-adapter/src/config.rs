@@ -35,8 +35,6 @@ pub struct GatewayConfig {
     pub identity_file: PathBuf,
     /// Scopes beyond those that are always needed.
     pub extra_scopes: Vec<String>,
-    /// The owner of sessions that were begun elsewhere.
-    pub operator: Option<String>,
 }
 
 /// The endpoint for the plugin and for MCP clients.

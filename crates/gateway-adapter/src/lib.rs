@@ -14,6 +14,7 @@ mod mask;
 mod mcp;
 pub mod openclaw;
 mod plugin;
+mod trace;
 
 use std::sync::Arc;
 
@@ -64,10 +65,11 @@ pub async fn serve(
     listener: TcpListener,
 ) -> anyhow::Result<()> {
     let gateway = bridge::connect_options(&config.gateway)?;
-    let adapter = Arc::new(Adapter::new(config, bus, shutdown.clone())?);
+    let adapter = Arc::new(Adapter::new(config, bus.clone(), shutdown.clone())?);
     tracing::info!(http = %listener.local_addr()?, gateway = adapter.gateway(), "serving");
     let bridge = Box::pin(bridge::run(adapter.clone(), gateway, health, shutdown.clone()));
     let calls = Box::pin(calls::serve(adapter, listener, shutdown));
     let ((), calls) = tokio::join!(bridge, calls);
+    bus.close().await;
     calls.context("the endpoint for calls failed")
 }

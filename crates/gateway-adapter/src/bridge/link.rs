@@ -84,8 +84,10 @@ impl Link {
         };
         let run = event.run_id.as_str();
         if let Some(life) = event.lifecycle() {
-            if life.phase == "start" {
-                self.runs.feed(&session, run, Fact::Started { seq: event.seq });
+            match life.phase.as_str() {
+                "start" => self.runs.feed(&session, run, Fact::Started { seq: event.seq }),
+                "end" | "error" => self.runs.settled(&session, run),
+                _ => {}
             }
         } else if let Some(tool) = event.tool() {
             match tool.phase {

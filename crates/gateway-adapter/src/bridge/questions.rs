@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use ask_bus::trace::{continue_from, traceparent_of};
 use ask_bus::{BusError, Stored};
@@ -17,13 +17,14 @@ use ask_core::time::Timestamp;
 use ask_core::wire::{ReplyRequest, ReplyResponse};
 use tokio::sync::watch;
 use tokio::time::sleep;
-use tracing::{Instrument, Span};
+use tracing::Instrument;
 
 use super::link::Link;
 use super::returns;
 use crate::adapter::Adapter;
 use crate::openclaw::calls::question_id;
 use crate::openclaw::frames::{Answers, QUESTION_NOT_FOUND, QuestionRecord, QuestionStatus};
+use crate::trace;
 
 /// Stands in a key where the Gateway names no session or no run.
 const NONE: &str = "-";
@@ -44,11 +45,11 @@ struct Live {
     settled: watch::Sender<bool>,
 }
 
-/// The tool call that a question belongs to; its span begins with it.
+/// The tool call that a question belongs to.
 struct Start {
     call: String,
     tool: String,
-    span: Span,
+    at: SystemTime,
 }
 
 impl Native {
@@ -56,7 +57,7 @@ impl Native {
     pub(super) fn call_started(&self, run: &str, call: &str, tool: &str) {
         let mut starts = lock(&self.starts);
         if starts.len() < MAX_STARTS {
-            let start = Start { call: call.into(), tool: tool.into(), span: asked_span() };
+            let start = Start { call: call.into(), tool: tool.into(), at: SystemTime::now() };
             starts.insert(question_id(run, call), start);
         }
     }
@@ -163,13 +164,9 @@ impl Link {
     /// First durable write. False for a question that can't be asked here.
     async fn open(&self, key: &QuestionKey, record: &QuestionRecord) -> bool {
         let start = lock(&self.native.starts).remove(&record.id);
-        let span = start.as_ref().map_or_else(asked_span, |start| start.span.clone());
+        let began = start.as_ref().map(|start| start.at);
         let (call, tool) =
             start.map_or_else(|| (String::new(), "ask_user".to_owned()), |start| (start.call, start.tool));
-        span.record("askbus.question", key.question.as_str());
-        span.record("askbus.session", key.session.as_str());
-        span.record("askbus.run", key.run.as_str());
-        span.record("askbus.call", call.as_str());
         let question = match question_of(record) {
             Ok(question) => question,
             Err(invalid) => {
@@ -180,6 +177,7 @@ impl Link {
         let whole = record.expires_at_ms.saturating_sub(record.created_at_ms).max(0) as u64;
         let margin = self.adapter.config.questions.native_margin().min(Duration::from_millis(whole / 5));
         let deadline = Timestamp(record.expires_at_ms.max(0) as u64).minus(margin);
+        let span = trace::send_ask(key, &tool, &call, began);
         let (now, traceparent) = (Timestamp::now(), traceparent_of(&span));
         let entry = Entry::ask(key.clone(), Road::Native, &tool, &call, question, now, deadline, traceparent);
         let entry = match entry {
@@ -344,21 +342,6 @@ pub(super) async fn hand_in(adapter: &Adapter, entry: &Entry, content: ReplyCont
 /// The id of the reply that carries the Gateway's own outcome.
 pub(super) fn gateway_reply_id(key: &QuestionKey) -> String {
     format!("gateway-{}", key.question)
-}
-
-fn asked_span() -> Span {
-    tracing::info_span!(
-        "send ask",
-        otel.kind = "producer",
-        messaging.system = "nats",
-        messaging.operation.name = "send",
-        messaging.operation.type = "send",
-        messaging.destination.template = "ask",
-        askbus.question = tracing::field::Empty,
-        askbus.session = tracing::field::Empty,
-        askbus.run = tracing::field::Empty,
-        askbus.call = tracing::field::Empty,
-    )
 }
 
 fn key_of(gateway: &str, record: &QuestionRecord) -> QuestionKey {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use ask_bus::Stored;
 use ask_bus::trace::continue_from;
-use ask_bus::{BusError, Stored};
 use ask_core::entry::{DecidedBy, Entry, Road};
 use ask_core::key::QuestionKey;
 use ask_core::outcome::{CancelReason, Outcome, Returned};
@@ -263,10 +263,13 @@ pub(super) fn tool_result_seen(
         for key in keys {
             let decided = tokio::time::timeout(RESULT_GRACE, adapter.wait_decided(&key)).await;
             let Ok(decided) = decided else { continue };
-            let shown = tool_result(&decided.value).is_some_and(|told| {
-                // What a secret's call got is not in its result.
-                told.secret_prompt.is_none() && !told.text.is_empty() && text.contains(&told.text)
-            });
+            let shown = match adapter.open_secret(&decided.value) {
+                // The plugin's result holds a handle instead.
+                Ok(Some(secret)) => decided.value.road == Road::Mcp && text.contains(secret.as_str()),
+                Ok(None) => tool_result(&decided.value)
+                    .is_some_and(|told| !told.text.is_empty() && text.contains(&told.text)),
+                Err(_) => false,
+            };
             if shown {
                 close(&adapter, &key, Returned::Delivered { proof: "tool_result".into() }).await;
             }
@@ -277,31 +280,8 @@ pub(super) fn tool_result_seen(
 /// Third durable write; goes on until it is written. Does nothing to a closed question.
 pub(super) async fn close(adapter: &Adapter, key: &QuestionKey, returned: Returned) {
     let mut pause = Pause::default();
-    loop {
-        let written = match adapter.bus.question(key).await {
-            Ok(Some(stored)) => match stored.value.close(returned.clone(), Timestamp::now()) {
-                Some(closed) => {
-                    let held_secret = stored.value.holds_secret();
-                    adapter.bus.write_returned(&closed, stored.revision, held_secret).await
-                }
-                None => return,
-            },
-            Ok(None) => return,
-            Err(error) => Err(error),
-        };
-        match written {
-            Ok(_) => {
-                let result = match &returned {
-                    Returned::Delivered { .. } => "delivered",
-                    Returned::Overruled { .. } => "overruled",
-                    Returned::Unconfirmed { .. } => "unconfirmed",
-                };
-                tracing::info!(question = %key.question, result, "returned");
-                return;
-            }
-            Err(BusError::Conflict { .. }) => continue,
-            Err(error) => tracing::warn!(%error, "a return was not written; trying again"),
-        }
+    while let Err(error) = adapter.close(key, &returned).await {
+        tracing::warn!(%error, "a return was not written; trying again");
         pause.wait().await;
     }
 }

@@ -29,6 +29,8 @@ use crate::openclaw::frames::{self, ToolFrame};
 const JOIN: Duration = Duration::from_millis(30);
 /// What may wait for one run's task.
 const FACTS: usize = 4096;
+/// How long the end of a run may be told after its agent is done.
+const UNTOLD: Duration = Duration::from_secs(15);
 /// How many ended runs are remembered, so that a straggling event does not begin them anew.
 const ENDED: usize = 512;
 /// Larger arguments and results of tools are not put out.
@@ -122,6 +124,27 @@ impl Runs {
             let task = task.clone();
             tokio::spawn(async move { task.send(fact).await });
         }
+    }
+
+    /// The Gateway's agent is done with a run, whose end still has to be told. A run that is hidden
+    /// from chats has no other end than this.
+    pub(super) fn settled(self: &Arc<Self>, session: &str, run: &str) {
+        if let Some(active) = self.lock().active.get_mut(session) {
+            active.retain(|r| r != run);
+        }
+        let (runs, key) = (self.clone(), (session.to_owned(), run.to_owned()));
+        let wait = self.stop.clone().run_until_cancelled_owned(async move {
+            tokio::time::sleep(UNTOLD).await;
+            let is_open = {
+                let inner = runs.lock();
+                let active = inner.active.get(&key.0).is_some_and(|active| active.contains(&key.1));
+                inner.tasks.contains_key(&key) && !active
+            };
+            if is_open {
+                runs.feed(&key.0, &key.1, Fact::Ended { seq: 0, how: None, text: None });
+            }
+        });
+        tokio::spawn(wait);
     }
 
     /// The run that the Gateway works on in this session.
@@ -356,8 +379,15 @@ impl Task {
             Some(Road::Plugin) => text,
             Some(_) => text.map(|_| WITHHELD.to_owned()),
         };
-        self.put(seq, RunEvent::Ended { how: how.clone(), text }).await;
-        if how != RunEnd::Empty {
+        let was_run = how != RunEnd::Empty;
+        let how = match how {
+            RunEnd::Error { message } => {
+                RunEnd::Error { message: secrets.mask(&self.key.0, &self.key.1).text(&message) }
+            }
+            how => how,
+        };
+        self.put(seq, RunEvent::Ended { how, text }).await;
+        if was_run {
             reconcile::run_ended(&self.runs.adapter, &self.key.0, &self.key.1);
         }
         secrets.forget(&self.key.0, &self.key.1);

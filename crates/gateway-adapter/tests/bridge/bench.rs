@@ -33,7 +33,7 @@ pub const WITHIN: Duration = Duration::from_secs(30);
 /// Asks with three choices.
 pub const ASK: &str = r#"CALL ask_user {"questions":[{"id":"color","header":"Color","question":"Which color?","options":[{"label":"Red"},{"label":"Green"},{"label":"Blue"}]}]}"#;
 
-const TOKEN: &str = "adapter-token";
+pub const TOKEN: &str = "adapter-token";
 
 pub struct Bench<G = ScriptedGateway> {
     pub server: NatsServer,
@@ -162,7 +162,6 @@ impl<G> Bench<G> {
                 token: Some(Redacted::new(self.gateway_at.1.clone())),
                 identity_file: self.server.store_dir().join("identity.json"),
                 extra_scopes: Vec::new(),
-                operator: None,
             },
             http: HttpConfig { listen: "127.0.0.1:0".parse().unwrap(), token: Redacted::new(TOKEN.into()) },
             questions: QuestionsConfig { timeout_s: 300, native_margin_ms: 3000 },

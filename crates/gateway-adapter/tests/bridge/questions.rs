@@ -1,14 +1,16 @@
 //! The Gateway's own questions.
 
+use std::time::Duration;
+
 use ask_core::entry::{DecidedBy, Road};
 use ask_core::outcome::{CancelReason, Outcome, Returned};
-use ask_core::reply::{Answer, ReplyContent};
+use ask_core::reply::{Answer, Reply, ReplyContent, Responder};
 use ask_core::surface::Surface;
-use ask_core::wire::ReplyResponse;
+use ask_core::wire::{ReplyRequest, ReplyResponse};
 use serde_json::json;
 use testkit::gateway::{Fault, GatewayOptions};
 
-use crate::bench::{ASK, Bench, OWNER, SESSION, WITHIN, until};
+use crate::bench::{ASK, Adapter, Bench, OWNER, SESSION, WITHIN, until};
 
 fn delivered(proof: &str) -> Returned {
     Returned::Delivered { proof: proof.into() }
@@ -171,4 +173,105 @@ async fn a_message_while_a_question_waits_does_not_become_its_answer() {
     bench.ended(SESSION, &asking).await;
     let joke = bench.ended(SESSION, &run).await;
     assert_eq!(crate::bench::streamed(&joke), "echo: Tell me a joke");
+}
+
+#[tokio::test]
+async fn what_a_gateway_that_is_gone_did_with_an_outcome_is_unconfirmed() {
+    let options = GatewayOptions { ask_user_at_least: Duration::from_secs(2), ..Default::default() };
+    let bench = Bench::start(options).await;
+    let adapter = bench.adapter().await;
+    adapter.is_ready().await;
+    let short = ASK.replacen('{', r#"{"timeoutSeconds":2,"#, 1);
+    bench.send(SESSION, &short).await;
+    let asked = bench.question(SESSION, |_| true).await.value;
+    bench.gateway.kill();
+    assert_eq!(bench.returned(&asked).await, Returned::Unconfirmed { why: "gateway_unreachable".into() });
+    let closed = bench.question(SESSION, |_| true).await.value;
+    assert_eq!(closed.decision().unwrap().outcome, Outcome::Expired);
+}
+
+#[tokio::test]
+async fn a_restart_of_nats_loses_neither_questions_nor_messages() {
+    let (bench, _adapter) = Bench::with_adapter().await;
+    bench.send(SESSION, ASK).await;
+    let asked = bench.question(SESSION, |_| true).await.value;
+    bench.server.restart().await.unwrap();
+    let saved = until("a router", async || {
+        let prompt = asked.question.prompts[0].id.clone();
+        let answers = [(prompt, Answer::option(1))].into();
+        let by = Responder { user: OWNER.into(), name: None, chat: None };
+        let content = ReplyContent::Answers { answers };
+        let reply = Reply { id: "r1".into(), by, surface: Surface::Card, content };
+        bench.bus.reply(&ReplyRequest { schema: 1, key: asked.key.clone(), reply }).await.ok()
+    })
+    .await;
+    assert_eq!(saved, ReplyResponse::Saved);
+    assert_eq!(bench.returned(&asked).await, delivered("resolved"));
+    let run = bench.send("agent:main:owui-2", "hello again").await;
+    assert_eq!(crate::bench::streamed(&bench.ended("agent:main:owui-2", &run).await), "echo: hello again");
+}
+
+/// One request of an MCP client of the Gateway's name; answered by an SSE stream or at once.
+async fn mcp(adapter: &Adapter, session: Option<&str>, body: serde_json::Value) -> reqwest::Response {
+    let request = testkit::http_client()
+        .post(format!("http://{}/mcp", adapter.address))
+        .bearer_auth(crate::bench::TOKEN)
+        .header("accept", "application/json, text/event-stream")
+        .header("mcp-protocol-version", "2025-11-25");
+    let request = session.into_iter().fold(request, |request, id| request.header("mcp-session-id", id));
+    request.json(&body).send().await.unwrap()
+}
+
+#[tokio::test]
+async fn the_gateways_tool_result_proves_that_an_mcp_call_has_its_answer() {
+    let tool = "askbus__request_user_input";
+    let options = GatewayOptions { tools_by_hand: vec![tool.into()], ..Default::default() };
+    let bench = Bench::start(options).await;
+    let adapter = bench.adapter().await;
+    adapter.is_ready().await;
+    let initialize = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
+        "protocolVersion": "2025-11-25", "capabilities": {},
+        "clientInfo": {"name": "openclaw-bundle-mcp", "version": "1"}}});
+    let begun = mcp(&adapter, None, initialize).await;
+    let id = begun.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+    let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    mcp(&adapter, Some(&id), ready).await;
+
+    let args = json!({"question": "Where to?", "choices": ["A", "B"]});
+    let run = bench.send(SESSION, &format!("CALL {tool} {args}")).await;
+    let call = until("the call", async || bench.gateway.calls_by_hand().pop()).await;
+    let params = json!({"name": "request_user_input", "arguments": args});
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params});
+    let answer = mcp(&adapter, Some(&id), body).await;
+    let asked = bench.question(SESSION, |_| true).await.value;
+    assert_eq!((asked.road, &asked.key.run, &asked.call), (Road::Mcp, &run, &call));
+    bench.answer(&asked, Answer::option(1)).await;
+    let answer = answer.text().await.unwrap();
+    assert!(answer.contains(r#""text":"B""#), "{answer}");
+    assert_eq!(bench.question(SESSION, |_| true).await.value.returned(), None);
+    assert!(bench.gateway.finish_call(&call, "B", json!({}), false));
+    assert_eq!(bench.returned(&asked).await, delivered("tool_result"));
+}
+
+#[tokio::test]
+async fn the_end_of_a_run_cancels_what_its_calls_still_ask() {
+    let tool = "by_hand";
+    let options = GatewayOptions { tools_by_hand: vec![tool.into()], ..Default::default() };
+    let bench = Bench::start(options).await;
+    let adapter = bench.adapter().await;
+    adapter.is_ready().await;
+    // A call of this run whose plugin never says that it is over.
+    let run = bench.send(SESSION, &format!("CALL {tool} {{}}")).await;
+    until("the call", async || bench.gateway.calls_by_hand().pop()).await;
+    let call = json!({"gateway": "openclaw", "sessionKey": SESSION, "runId": run, "toolCallId": "call_x",
+        "args": {"question": "Where to?"}});
+    let url = format!("http://{}/v1/calls/call_x.1", adapter.address);
+    let request = testkit::http_client().post(url).bearer_auth(crate::bench::TOKEN).json(&call);
+    let _open = request.send().await.unwrap();
+    let asked = bench.question(SESSION, |e| e.road == Road::Plugin).await.value;
+    bench.gateway.stop_run(SESSION);
+    assert_eq!(bench.returned(&asked).await, Returned::Unconfirmed { why: "run_ended".into() });
+    let closed = bench.question(SESSION, |e| e.key == asked.key).await.value;
+    let reason = CancelReason::RunEnded;
+    assert_eq!(closed.decision().unwrap().outcome, Outcome::Cancelled { reason });
 }

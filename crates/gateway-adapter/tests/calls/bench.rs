@@ -128,7 +128,6 @@ impl Bench {
                 token: None,
                 identity_file: self.server.store_dir().join("identity.json"),
                 extra_scopes: Vec::new(),
-                operator: None,
             },
             http: HttpConfig { listen: "127.0.0.1:0".parse().unwrap(), token: Redacted::new(TOKEN.into()) },
             questions: QuestionsConfig { timeout_s: 300, native_margin_ms: 3000 },
