@@ -10,8 +10,10 @@ use ask_core::time::Timestamp;
 pub(crate) struct Cursor {
     /// When `RUNS` was created.
     pub created: u64,
-    /// The end of `RUNS` when the turn began: what is streamed comes after it.
+    /// What is streamed comes after this item of `RUNS`.
     pub start: u64,
+    /// The end of `RUNS` when the turn began; later than `start` after a durable card.
+    pub opened: u64,
     /// When the turn began, in milliseconds since 1970.
     pub begun: u64,
     /// The last item of `RUNS` that was dealt with.
@@ -30,23 +32,30 @@ pub(crate) const SAID: &str = "said";
 impl Cursor {
     /// Where a turn begins.
     pub(crate) fn at(end: RunCursor, now: Timestamp) -> Self {
-        let (created, start, sequence) = (end.created, end.sequence, end.sequence);
-        Self { created, start, begun: now.0, sequence, revision: 0, seen: None, told: None }
+        let (created, begun, start) = (end.created, now.0, end.sequence);
+        Self { created, start, opened: start, begun, sequence: start, revision: 0, seen: None, told: None }
     }
 
     /// The same place in `RUNS` as it is now: one that was made anew is all new.
     pub(crate) fn in_stream(mut self, created: u64) -> Self {
         if self.created != created {
-            (self.created, self.start, self.sequence) = (created, 0, 0);
+            (self.created, self.start, self.opened, self.sequence) = (created, 0, 0, 0);
         }
         self
     }
 
+    /// Where the turn begins that follows a durable card with this cursor: it first streams what
+    /// the chat has missed of the asking run.
+    pub(crate) fn after_card(self, end: RunCursor) -> Self {
+        let card = self.in_stream(end.created);
+        Self { start: card.sequence, opened: end.sequence, seen: None, told: None, ..card }
+    }
+
     /// Reads what `to_string` wrote; `None` for anything else.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        let mut parts = text.splitn(7, '-');
+        let mut parts = text.splitn(8, '-');
         let mut number = || u64::from_str_radix(parts.next()?, 36).ok();
-        let (created, start, begun) = (number()?, number()?, number()?);
+        let (created, start, opened, begun) = (number()?, number()?, number()?, number()?);
         let (sequence, revision) = (number()?, number()?);
         let seen = match parts.next()? {
             "" => None,
@@ -56,13 +65,13 @@ impl Cursor {
             None => None,
             Some(told) => Some(decode_token(told)?),
         };
-        Some(Self { created, start, begun, sequence, revision, seen, told })
+        Some(Self { created, start, opened, begun, sequence, revision, seen, told })
     }
 }
 
 impl std::fmt::Display for Cursor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for number in [self.created, self.start, self.begun, self.sequence, self.revision] {
+        for number in [self.created, self.start, self.opened, self.begun, self.sequence, self.revision] {
             write!(f, "{}-", base36(number))?;
         }
         f.write_str(&self.seen.map(base36).unwrap_or_default())?;
@@ -108,7 +117,7 @@ mod tests {
 
     #[test]
     fn what_was_never_written_is_no_cursor() {
-        for text in ["", "1", "1-2-3-4-5", "1-2-x.-4-5-", "1-2--4-5-"] {
+        for text in ["", "1", "1-2-3-4-5-6", "1-2-x.-4-5-6-", "1-2--4-5-6-"] {
             assert_eq!(Cursor::parse(text), None, "{text}");
         }
     }

@@ -1,4 +1,4 @@
-//! Which runs of a session a stream shows, and what of them is shown: a fold over `RUNS`.
+//! What a stream shows of a session's runs, and when its turn ends: a fold over `RUNS`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,8 +11,6 @@ pub(crate) enum Shown {
     Text(String),
     /// The whole text of a run that began before the fold did; what was not streamed is appended.
     WholeText { run: String, text: String },
-    /// The message went into this run; what it showed until now follows.
-    Joined(String),
     /// A tool call.
     Tool(RunEvent),
     /// The agent works on it.
@@ -29,6 +27,7 @@ pub(crate) enum Finish {
     Waiting,
 }
 
+/// The runs of a session, as far as one turn knows them.
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
     runs: HashMap<String, Run>,
@@ -38,25 +37,19 @@ pub(crate) struct Runs {
 
 #[derive(Debug, Default)]
 struct Run {
-    followed: bool,
+    /// The turn ends after it.
+    awaited: bool,
     /// Its begin was seen, so `text` is all of its text.
     whole: bool,
     ended: bool,
     text: String,
     seen: HashSet<(&'static str, u64)>,
-    /// What it showed before it was followed.
-    held: Vec<Shown>,
 }
 
-/// More than this is not kept of a run that may never be followed.
-const MAX_HELD: usize = 10_000;
-
 impl Runs {
-    /// Shows this run; returns what it has shown so far.
-    pub(crate) fn follow(&mut self, run: &str) -> Vec<Shown> {
-        let run = self.runs.entry(run.to_owned()).or_default();
-        run.followed = true;
-        std::mem::take(&mut run.held)
+    /// The turn ends after this run, and shows it from the begin of the fold on.
+    pub(crate) fn await_run(&mut self, run: &str) {
+        self.runs.entry(run.to_owned()).or_default().awaited = true;
     }
 
     /// The text of a run as far as the fold has seen it.
@@ -64,36 +57,31 @@ impl Runs {
         self.runs.get(run).map_or("", |run| &run.text)
     }
 
-    /// Takes the next item of the session; returns what is to be shown now.
-    pub(crate) fn apply(&mut self, item: &RunItem) -> Vec<Shown> {
+    /// Takes the next item of the session; returns what is to be shown. `live`: it came after the
+    /// turn began. From then on every run of the session belongs to the turn: the one that a
+    /// message was steered into, the one that a queued message gets, one that was busy before.
+    pub(crate) fn apply(&mut self, item: &RunItem, live: bool) -> Vec<Shown> {
         let run = self.runs.entry(item.run.clone()).or_default();
         if item.seq > 0 && !run.seen.insert((item.what.kind(), item.seq)) {
             return Vec::new();
         }
+        run.awaited |= live;
         let mut shown = Vec::new();
+        let mut finish = None;
         match &item.what {
             RunEvent::Sent { into } => {
                 run.whole = true;
-                if let Some(into) = into
-                    && run.followed
-                {
-                    let (into, joined) = (into.clone(), Shown::Joined(into.clone()));
-                    return std::iter::once(joined).chain(self.follow(&into)).collect();
+                if let (Some(into), true) = (into, run.awaited) {
+                    self.await_run(into);
                 }
+                return shown;
             }
             RunEvent::Failed { why } => {
                 run.ended = true;
-                if run.followed {
-                    self.finish = Some(Finish::Failed(why.clone()));
-                }
-                return Vec::new();
+                finish = Some(Finish::Failed(why.clone()));
             }
             RunEvent::Started => {
-                // A run that begins while the stream is open belongs to it: a queued message
-                // gets a run with an id of its own.
                 run.whole = true;
-                run.followed = true;
-                shown.append(&mut run.held);
                 shown.push(Shown::Working);
             }
             RunEvent::Text { text } => {
@@ -102,44 +90,43 @@ impl Runs {
             }
             RunEvent::Tool { .. } => shown.push(Shown::Tool(item.what.clone())),
             RunEvent::Ended { how, text } => {
-                if let Some(text) = text {
-                    if run.whole {
-                        let rest = not_streamed(&run.text, text);
-                        if !rest.is_empty() {
-                            shown.push(Shown::Text(rest.clone()));
-                        }
-                        run.text.push_str(&rest);
-                    } else {
-                        shown.push(Shown::WholeText { run: item.run.clone(), text: text.clone() });
-                    }
-                }
                 run.ended = true;
-                let finish = match how {
+                if let Some(text) = text {
+                    shown.push(run.end_of_text(&item.run, text));
+                }
+                finish = match how {
                     RunEnd::Done => Some(Finish::Done),
                     RunEnd::Empty => None,
                     RunEnd::Aborted => Some(Finish::Stopped),
                     RunEnd::Error { message } => Some(Finish::Failed(message.clone())),
                 };
-                if run.followed && finish.is_some() {
-                    self.finish = finish;
-                }
             }
         }
-        let run = self.runs.entry(item.run.clone()).or_default();
-        if run.followed {
-            return shown;
+        if !run.awaited {
+            return Vec::new();
         }
-        if run.held.len() < MAX_HELD {
-            run.held.append(&mut shown);
+        if finish.is_some() {
+            self.finish = finish;
         }
-        Vec::new()
+        shown
     }
 
-    /// How the turn ends, once every run that is shown has ended.
+    /// How the turn ends, once every run that it awaits has ended.
     pub(crate) fn finish(&self) -> Option<Finish> {
-        let mut followed = self.runs.values().filter(|run| run.followed).peekable();
-        followed.peek()?;
-        followed.all(|run| run.ended).then(|| self.finish.clone().unwrap_or(Finish::Waiting))
+        let mut awaited = self.runs.values().filter(|run| run.awaited).peekable();
+        awaited.peek()?;
+        awaited.all(|run| run.ended).then(|| self.finish.clone().unwrap_or(Finish::Waiting))
+    }
+}
+
+impl Run {
+    fn end_of_text(&mut self, run: &str, text: &str) -> Shown {
+        if !self.whole {
+            return Shown::WholeText { run: run.to_owned(), text: text.to_owned() };
+        }
+        let rest = not_streamed(&self.text, text);
+        self.text.push_str(&rest);
+        Shown::Text(rest)
     }
 }
 
@@ -155,9 +142,14 @@ pub(crate) fn not_streamed(streamed: &str, text: &str) -> String {
     }
     match overlap(streamed, all).or_else(|| overlap(done, all)) {
         Some(at) => text[at..].to_owned(),
-        None if done.contains(all) => String::new(),
+        None if without_space(done).contains(&without_space(all)) => String::new(),
         None => format!("\n\n{text}"),
     }
+}
+
+/// The Gateway trims and joins its pieces in more than one way.
+fn without_space(text: &str) -> String {
+    text.split_whitespace().collect()
 }
 
 /// How much of `text` was streamed last: it begins at the start of what was streamed, or after
@@ -189,14 +181,14 @@ mod tests {
     }
 
     fn texts(runs: &mut Runs, items: Vec<RunItem>) -> String {
-        let shown = items.iter().flat_map(|item| runs.apply(item)).collect::<Vec<_>>();
+        let shown = items.iter().flat_map(|item| runs.apply(item, true)).collect::<Vec<_>>();
         shown.into_iter().filter_map(|s| if let Shown::Text(text) = s { Some(text) } else { None }).collect()
     }
 
     #[test]
     fn a_turn_of_its_own_shows_its_text_once_and_ends() {
         let mut runs = Runs::default();
-        runs.follow("r");
+        runs.await_run("r");
         let items = vec![
             item("r", 0, RunEvent::Sent { into: None }),
             item("r", 0, RunEvent::Started),
@@ -212,29 +204,50 @@ mod tests {
 
     #[test]
     fn a_steered_message_shows_the_run_it_went_into_and_outlives_its_own_empty_end() {
+        for own_end_comes_first in [false, true] {
+            let mut runs = Runs::default();
+            runs.await_run("mine");
+            let sent = item("mine", 0, RunEvent::Sent { into: Some("active".into()) });
+            let empty = item("mine", 1, ended(RunEnd::Empty, None));
+            let (first, second) = if own_end_comes_first { (empty, sent) } else { (sent, empty) };
+            assert_eq!(texts(&mut runs, vec![first, second, item("active", 6, text("after"))]), "after");
+            assert_eq!(runs.finish(), None);
+            let end = item("active", 7, ended(RunEnd::Done, Some("before after")));
+            let whole = Shown::WholeText { run: "active".into(), text: "before after".into() };
+            assert_eq!(runs.apply(&end, true), vec![whole]);
+            assert_eq!(runs.finish(), Some(Finish::Done));
+        }
+    }
+
+    #[test]
+    fn a_run_that_was_busy_before_belongs_to_the_turn_that_took_its_stream_over() {
         let mut runs = Runs::default();
-        runs.follow("mine");
-        let shown = texts(
+        runs.await_run("mine");
+        let busy = vec![item("busy", 9, text("still here")), item("busy", 10, ended(RunEnd::Done, None))];
+        assert_eq!(texts(&mut runs, busy), "still here");
+        assert_eq!(runs.finish(), None, "its own run comes after it");
+        texts(
             &mut runs,
-            vec![
-                item("active", 5, text("before ")),
-                item("mine", 0, RunEvent::Sent { into: Some("active".into()) }),
-                item("mine", 1, ended(RunEnd::Empty, None)),
-                item("active", 6, text("after")),
-            ],
+            vec![item("mine", 0, RunEvent::Started), item("mine", 1, ended(RunEnd::Done, None))],
         );
-        assert_eq!(shown, "before after");
-        assert_eq!(runs.finish(), None);
-        let shown = runs.apply(&item("active", 7, ended(RunEnd::Done, Some("much before before after"))));
-        let whole = Shown::WholeText { run: "active".into(), text: "much before before after".into() };
-        assert_eq!(shown, vec![whole]);
         assert_eq!(runs.finish(), Some(Finish::Done));
+    }
+
+    #[test]
+    fn other_turns_output_is_not_repeated_after_a_card() {
+        let mut runs = Runs::default();
+        runs.await_run("asking");
+        assert_eq!(runs.apply(&item("other", 1, text("shown elsewhere")), false), vec![]);
+        assert_eq!(runs.apply(&item("other", 2, ended(RunEnd::Done, None)), false), vec![]);
+        let missed = vec![Shown::Text("missed".into())];
+        assert_eq!(runs.apply(&item("asking", 3, text("missed")), false), missed);
+        assert_eq!(runs.finish(), None);
     }
 
     #[test]
     fn a_queued_message_waits_for_the_run_that_follows() {
         let mut runs = Runs::default();
-        runs.follow("mine");
+        runs.await_run("mine");
         texts(&mut runs, vec![item("mine", 1, ended(RunEnd::Empty, None))]);
         assert_eq!(runs.finish(), Some(Finish::Waiting));
         let fresh = vec![item("fresh", 0, RunEvent::Started), item("fresh", 1, text("late"))];
@@ -245,8 +258,8 @@ mod tests {
     #[test]
     fn a_message_that_could_not_be_sent_ends_the_turn_with_the_reason() {
         let mut runs = Runs::default();
-        runs.follow("r");
-        runs.apply(&item("r", 0, RunEvent::Failed { why: "no".into() }));
+        runs.await_run("r");
+        runs.apply(&item("r", 0, RunEvent::Failed { why: "no".into() }), true);
         assert_eq!(runs.finish(), Some(Finish::Failed("no".into())));
     }
 
@@ -262,6 +275,7 @@ mod tests {
             ("one thing", "another", "\n\nanother"),
             ("the data", "another", "\n\nanother"),
             ("say Grüße, bye", "Grüße", ""),
+            ("Hello\n\nyou", "Hello you", ""),
             ("Hel", "Hel\n", ""),
             ("x", "", ""),
         ];

@@ -73,9 +73,11 @@ pub(crate) struct Turn {
     presence: Option<JoinHandle<()>>,
     /// When the message before this one came; absent for a session's first.
     before: Option<Timestamp>,
-    /// When to tell that the message waits, or to stop waiting for a run that follows.
+    /// When to tell that the message waits.
     quiet_until: Option<Instant>,
     quiet_told: bool,
+    /// When to stop waiting for a run that follows.
+    follow_up_until: Option<Instant>,
 }
 
 impl Turn {
@@ -94,7 +96,10 @@ impl Turn {
         let (lines, mut receive) = mpsc::channel(LINES);
         let Registration { id, begins, events, looking } = registration;
         let (card_question, card_cursor) = card.unzip();
-        let goes_on = after.or(card_cursor).map(|cursor| cursor.in_stream(begins.created));
+        let goes_on = match after {
+            Some(after) => Some(after.in_stream(begins.created)),
+            None => card_cursor.map(|card| card.after_card(begins)),
+        };
         let replay = goes_on.is_some();
         let mut cursor = goes_on.unwrap_or_else(|| Cursor::at(begins, Timestamp::now()));
         if request.text.is_some() {
@@ -122,6 +127,7 @@ impl Turn {
             before,
             quiet_until: None,
             quiet_told: false,
+            follow_up_until: None,
         };
         tokio::spawn(async move {
             let over = match turn.run(replay, card_question).await {
@@ -158,10 +164,10 @@ impl Turn {
             (Some(answer), Some(question)) => self.hand_in_card(answer, &question).instrument(span).await?,
             _ => self.say().instrument(span).await?,
         }
+        self.go_on_where_a_cancelled_call_was().await?;
+        self.tell_what_was_missed().await?;
         if replay {
             self.replay().await?;
-        } else if self.before.is_some() {
-            self.tell_what_was_missed().await?;
         }
         self.live().await
     }
@@ -249,19 +255,19 @@ impl Turn {
     async fn routed(&mut self, decision: MessageDecision, note: Option<String>) -> Flow {
         match decision {
             MessageDecision::Message { run, .. } => {
-                self.follow(&run).await?;
+                self.runs.await_run(&run);
                 self.quiet_until = Some(Instant::now() + QUIET);
             }
             MessageDecision::Answer { question } => {
                 if let Some(run) = self.run_of(&question) {
-                    self.follow(&run).await?;
+                    self.runs.await_run(&run);
                 }
             }
             MessageDecision::Late { question } => {
                 let note = note.unwrap_or_else(|| "This question is closed already.".into());
                 self.say_once(&note).await?;
                 match self.run_of(&question) {
-                    Some(run) if self.is_active(&run).await? => self.follow(&run).await?,
+                    Some(run) if self.is_active(&run).await? => self.runs.await_run(&run),
                     _ => return self.end("done", None).await,
                 }
             }
@@ -286,18 +292,13 @@ impl Turn {
             return self.end("done", None).await;
         }
         for run in pending {
-            self.follow(&run).await?;
+            self.runs.await_run(&run);
         }
         Ok(())
     }
 
     fn run_of(&self, question: &str) -> Option<String> {
         question.parse::<QuestionKey>().ok().map(|key| key.run)
-    }
-
-    async fn follow(&mut self, run: &str) -> Flow {
-        let held = self.runs.follow(run);
-        self.show(held).await
     }
 
     async fn hand_in_card(&mut self, answer: CardAnswer, question: &str) -> Flow {
@@ -336,7 +337,8 @@ impl Turn {
         if closed && !self.is_active(&run).await? {
             return self.end("done", None).await;
         }
-        self.follow(&run).await
+        self.runs.await_run(&run);
+        Ok(())
     }
 
     async fn card_content(
@@ -410,7 +412,6 @@ impl Turn {
 
     /// Tells what happened since the place where the front end goes on.
     async fn replay(&mut self) -> Flow {
-        self.tell_what_was_missed().await?;
         for stored in self.entries().await? {
             // Older ones were told in earlier turns.
             let recent = stored.value.decision().is_some_and(|d| d.at.0 >= self.cursor.begun);
@@ -422,6 +423,15 @@ impl Turn {
             self.run_went_on(delivery).await?;
         }
         Ok(())
+    }
+
+    /// A call that this message has cancelled was told only a part of what its run had put out.
+    async fn go_on_where_a_cancelled_call_was(&mut self) -> Flow {
+        let Some(left) = self.emitter.hub.take_left(&self.session, &self.request.message) else {
+            return Ok(());
+        };
+        let missed = self.text_between(left, None).await?;
+        if missed.is_empty() { Ok(()) } else { self.text(&missed).await }
     }
 
     /// Tells the outcomes of questions that waited in the chat while nothing was open there: shown
@@ -463,7 +473,7 @@ impl Turn {
         let shutdown = self.emitter.shutdown.clone();
         loop {
             self.end_if_finished().await?;
-            let quiet = self.quiet_until;
+            let (quiet, follow_up) = (self.quiet_until, self.follow_up_until);
             tokio::select! {
                 () = self.lines.closed() => return Err(Over::Gone),
                 () = shutdown.cancelled() => return Err(Over::BrokenOff),
@@ -475,7 +485,11 @@ impl Turn {
                 _ = read_again.tick() => self.read_what_is_asked().await?,
                 () = sleep_until(quiet.unwrap_or_else(Instant::now)), if quiet.is_some() => {
                     self.quiet_until = None;
-                    self.been_quiet().await?;
+                    self.quiet_told = true;
+                    self.status("Sent, waiting for the gateway", false).await?;
+                }
+                () = sleep_until(follow_up.unwrap_or_else(Instant::now)), if follow_up.is_some() => {
+                    return self.end("done", None).await;
                 }
             }
         }
@@ -507,7 +521,7 @@ impl Turn {
             return Ok(());
         }
         self.folded = sequence;
-        let shown = self.runs.apply(&item);
+        let shown = self.runs.apply(&item, sequence > self.cursor.opened);
         if sequence <= self.cursor.sequence {
             return Ok(());
         }
@@ -525,16 +539,9 @@ impl Turn {
             match piece {
                 Shown::Text(more) => text.push_str(&more),
                 Shown::WholeText { run, text: whole } => {
-                    let before = self.text_of(&run, 0).await?;
+                    let before = self.text_between(0, Some(&run)).await?;
                     let streamed = before + self.runs.text_of(&run);
                     text.push_str(&not_streamed(&streamed, &whole));
-                }
-                Shown::Joined(run) => {
-                    // The call that this message cancelled has told its run up to here.
-                    let (session, message) = (&self.session, &self.request.message);
-                    if let Some(left) = self.emitter.hub.take_left(session, message) {
-                        text.push_str(&self.text_of(&run, left).await?);
-                    }
                 }
                 Shown::Tool(RunEvent::Tool { call, name, phase, title, ok, .. }) => {
                     let phase = match phase {
@@ -561,23 +568,15 @@ impl Turn {
 
     async fn end_if_finished(&mut self) -> Flow {
         match self.runs.finish() {
-            None => Ok(()),
-            Some(Finish::Done) => self.end("done", None).await,
-            Some(Finish::Stopped) => self.end("stopped", None).await,
-            Some(Finish::Failed(why)) => self.end("error", Some(&format!("\n\n{why}"))).await,
+            None => self.follow_up_until = None,
+            Some(Finish::Done) => return self.end("done", None).await,
+            Some(Finish::Stopped) => return self.end("stopped", None).await,
+            Some(Finish::Failed(why)) => return self.end("error", Some(&format!("\n\n{why}"))).await,
             Some(Finish::Waiting) => {
-                self.quiet_until.get_or_insert(Instant::now() + FOLLOW_UP);
-                Ok(())
+                self.follow_up_until.get_or_insert(Instant::now() + FOLLOW_UP);
             }
         }
-    }
-
-    async fn been_quiet(&mut self) -> Flow {
-        if self.runs.finish() == Some(Finish::Waiting) {
-            return self.end("done", None).await;
-        }
-        self.quiet_told = true;
-        self.status("Sent, waiting for the gateway", false).await
+        Ok(())
     }
 
     // ---- questions
@@ -715,12 +714,12 @@ impl Turn {
         }
     }
 
-    /// The text of a run between `after` and the begin of this turn.
-    async fn text_of(&mut self, run: &str, after: u64) -> Flow<String> {
+    /// The text of one run, or of all, between `after` and the begin of what this turn streams.
+    async fn text_between(&mut self, after: u64, run: Option<&str>) -> Flow<String> {
         let start = self.cursor.start;
-        let earlier = self.session_runs(after).await?.into_iter();
-        let texts = earlier.take_while(|d| d.sequence <= start).filter(|d| d.item.run == run);
-        Ok(texts
+        let earlier = self.session_runs(after).await?.into_iter().take_while(|d| d.sequence <= start);
+        let of_run = earlier.filter(|d| run.is_none_or(|run| d.item.run == run));
+        Ok(of_run
             .filter_map(|d| match d.item.what {
                 RunEvent::Text { text } => Some(text),
                 _ => None,
@@ -733,7 +732,7 @@ impl Turn {
         let items = self.session_runs(0).await?;
         let Some(last) = items.iter().rev().find(|d| d.item.run == run) else { return Ok(false) };
         let over = matches!(last.item.what, RunEvent::Ended { .. } | RunEvent::Failed { .. });
-        Ok(!over || last.sequence > self.cursor.start)
+        Ok(!over || last.sequence > self.cursor.opened)
     }
 
     // ---- lines

@@ -485,6 +485,8 @@ async fn left_and_a_new_turn_is_no_stop() {
     });
     let left = std::time::Instant::now();
     assert_eq!(turn.leave().await.unwrap().status, 204);
+    // What nobody was told belongs to the next turn.
+    setup.put_out(&session, &run, 1, text("Meanwhile. ")).await;
     let mut next = front.say("Oslo, please");
     let decided = tokio::select! {
         decided = setup.decided(&entry) => decided,
@@ -494,9 +496,9 @@ async fn left_and_a_new_turn_is_no_stop() {
     assert_eq!(decided, Outcome::Answered { answers: [("answer".into(), own_words)].into() });
     // Past the grace nothing was stopped: the run of the answered question still ends in this turn.
     until(async || (left.elapsed() > Duration::from_millis(600)).then_some(())).await;
-    setup.put_out(&session, &run, 1, done("Oslo it is")).await;
+    setup.put_out(&session, &run, 2, done("Meanwhile. Oslo it is")).await;
     assert_eq!(next.end().await.unwrap(), "done");
-    assert_eq!(next.text(), "Oslo it is");
+    assert_eq!(next.text(), "Meanwhile. Oslo it is");
 }
 
 #[tokio::test]
@@ -762,6 +764,17 @@ async fn any_replica_takes_what_concerns_a_stream_of_another() {
     assert_eq!(saved.result(), "saved");
     assert_eq!(setup.decided(&entry).await, answered(2));
     other.stop().await;
+}
+
+#[tokio::test]
+async fn the_defaults_need_only_a_token() {
+    let token = [("ASKBUS__EMITTER__HTTP__TOKEN".to_owned(), "t".to_owned())];
+    let config = service_kit::config::load_from::<EmitterConfig>(&owui_emitter::SERVICE, None, token);
+    let own = config.unwrap().service;
+    assert_eq!((own.http.listen.to_string().as_str(), own.gateway.as_str()), ("127.0.0.1:7802", GATEWAY));
+    assert_eq!((own.stop_grace, own.presence), (Duration::from_secs(1), Duration::from_secs(3)));
+    let without = service_kit::config::load_from::<EmitterConfig>(&owui_emitter::SERVICE, None, []);
+    assert!(without.unwrap_err().to_string().starts_with("emitter.http.token: missing"));
 }
 
 #[tokio::test]
