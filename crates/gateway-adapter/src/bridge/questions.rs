@@ -145,7 +145,8 @@ impl Link {
         if let Some(record) = record
             && !self.open(key, &record).await
         {
-            // The Gateway's own surfaces are left to it.
+            // It is left to the Gateway's own surfaces, and no message may become its answer.
+            let _ = settled.wait_for(|settled| *settled).await;
             return;
         }
         let decided = loop {

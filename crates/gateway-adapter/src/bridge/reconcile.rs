@@ -78,7 +78,15 @@ async fn load(link: &Arc<Link>, since: Timestamp) -> Result<(), GatewayError> {
     }
     let sessions: BTreeSet<String> = calls.keys().chain(runs.keys()).cloned().collect();
     for session in sessions {
-        let history = link.client.chat_history(&session, super::HISTORY).await?;
+        let history = match link.client.chat_history(&session, super::HISTORY).await {
+            Ok(history) => history,
+            Err(error) if error.is_retryable() => return Err(error),
+            // One session that can't be read holds up no other.
+            Err(error) => {
+                tracing::error!(session, %error, "a session of the gateway can't be read");
+                continue;
+            }
+        };
         chat::learn_active(link, &session, &history);
         for (run, into) in runs.get(&session).into_iter().flatten() {
             catch_up(link, &session, run, into.as_deref(), &history);

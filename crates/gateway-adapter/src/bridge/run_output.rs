@@ -373,17 +373,15 @@ impl Task {
         }
         self.put_text(seq, true).await;
         let secrets = self.runs.adapter.secrets();
-        let text = match secrets.lost(&self.key.0, &self.key.1) {
-            None => text.map(|text| secrets.mask(&self.key.0, &self.key.1).text(&text)),
-            // The plugin hides values in the text at the end of a run.
-            Some(Road::Plugin) => text,
-            Some(_) => text.map(|_| WITHHELD.to_owned()),
+        let mask = secrets.mask(&self.key.0, &self.key.1);
+        let text = match self.is_withheld() {
+            false => text.map(|text| mask.text(&text)),
+            true => text.map(|_| WITHHELD.to_owned()),
         };
         let was_run = how != RunEnd::Empty;
         let how = match how {
-            RunEnd::Error { message } => {
-                RunEnd::Error { message: secrets.mask(&self.key.0, &self.key.1).text(&message) }
-            }
+            RunEnd::Error { .. } if self.is_withheld() => RunEnd::Error { message: WITHHELD.to_owned() },
+            RunEnd::Error { message } => RunEnd::Error { message: mask.text(&message) },
             how => how,
         };
         self.put(seq, RunEvent::Ended { how, text }).await;
@@ -394,7 +392,7 @@ impl Task {
     }
 
     fn is_withheld(&self) -> bool {
-        self.runs.adapter.secrets().lost(&self.key.0, &self.key.1).is_some()
+        self.runs.adapter.secrets().lost(&self.key.0, &self.key.1)
     }
 
     /// Reads what a replica before this one has put out of the run.
@@ -472,10 +470,10 @@ pub(super) fn hold_secret(adapter: &Adapter, entry: &ask_core::entry::Entry) {
     }
     match adapter.open_secret(entry) {
         Ok(Some(_)) => {}
-        Ok(None) => adapter.secrets().lose(&entry.key, entry.road),
+        Ok(None) => adapter.secrets().lose(&entry.key),
         Err(error) => {
             tracing::error!(question = %entry.key, %error, "a secret can't be masked; its run is not shown");
-            adapter.secrets().lose(&entry.key, entry.road);
+            adapter.secrets().lose(&entry.key);
         }
     }
 }

@@ -275,3 +275,17 @@ async fn the_end_of_a_run_cancels_what_its_calls_still_ask() {
     let reason = CancelReason::RunEnded;
     assert_eq!(closed.decision().unwrap().outcome, Outcome::Cancelled { reason });
 }
+
+#[tokio::test]
+async fn a_restart_of_the_gateway_cancels_the_calls_of_its_plugin() {
+    let (bench, adapter) = Bench::with_adapter().await;
+    until("the boot id", async || bench.bus.boot_id("openclaw").await.ok()?).await;
+    bench.plug_in(&adapter, true);
+    bench.send(SESSION, r#"CALL request_user_input {"question":"Where to?"}"#).await;
+    let asked = bench.question(SESSION, |_| true).await.value;
+    bench.gateway.restart().await.unwrap();
+    assert_eq!(bench.returned(&asked).await, Returned::Unconfirmed { why: "gateway_restart".into() });
+    let closed = bench.question(SESSION, |_| true).await.value;
+    let reason = CancelReason::GatewayRestart;
+    assert_eq!(closed.decision().unwrap().outcome, Outcome::Cancelled { reason });
+}

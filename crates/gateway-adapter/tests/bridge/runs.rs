@@ -161,3 +161,29 @@ async fn the_agents_are_listed() {
     let named: Vec<_> = agents.iter().map(|agent| (agent.id.as_str(), agent.name.as_str())).collect();
     assert_eq!(named, [("main", "main"), ("ops", "Ops bot")]);
 }
+
+#[tokio::test]
+async fn an_adapter_that_does_not_hold_a_secret_shows_nothing_of_its_run() {
+    let options = GatewayOptions { tools_by_hand: vec!["hold".into()], ..Default::default() };
+    let bench = Bench::start(options).await;
+    let adapter = bench.adapter().await;
+    adapter.is_ready().await;
+    bench.plug_in(&adapter, false);
+    let ask = r#"CALL request_user_input {"question":"Key?","secret":true} THEN CALL hold {}"#;
+    let run = bench.send(SESSION, ask).await;
+    let asked = bench.question(SESSION, |_| true).await.value;
+    bench.answer_secret(&asked, "canary 5521 value").await;
+    bench.returned(&asked).await;
+    let call = until("the call", async || bench.gateway.calls_by_hand().pop()).await;
+    drop(adapter);
+    let adapter = bench.adapter().await;
+    until("the connection", async || (bench.gateway.connections() == 1).then_some(())).await;
+    adapter.is_ready().await;
+    bench.gateway.finish_call(&call, "done", json!({}), false);
+    let items = bench.ended(SESSION, &run).await;
+    assert!(bench.gateway.raw_contains("canary 5521 value"), "the agent has repeated it");
+    let all = format!("{items:?}");
+    assert!(!all.contains("canary"), "{all}");
+    let last = items.iter().rev().find_map(|item| ended(&item.what)).unwrap();
+    assert!(last.1.unwrap().contains("is not shown"), "{last:?}");
+}
