@@ -19,8 +19,14 @@ pub(super) struct Held<'a> {
     revision: u64,
 }
 
-/// Waits until `holder` holds the lease.
-pub(super) async fn acquire<'a>(bus: &'a Bus, gateway: &'a str, holder: &str) -> Held<'a> {
+/// Waits until `holder` holds the lease. `stands_by` is called when another replica was seen at
+/// work.
+pub(super) async fn acquire<'a>(
+    bus: &'a Bus,
+    gateway: &'a str,
+    holder: &str,
+    stands_by: impl Fn(),
+) -> Held<'a> {
     let mut seen: Option<(u64, Instant)> = None;
     loop {
         let (free, epoch, revision) = match bus.lease(gateway).await {
@@ -28,6 +34,10 @@ pub(super) async fn acquire<'a>(bus: &'a Bus, gateway: &'a str, holder: &str) ->
             Ok(Some(lease)) => {
                 let since = match seen {
                     Some((revision, since)) if revision == lease.revision => since,
+                    Some(_) if lease.value.holder != holder && !lease.value.holder.is_empty() => {
+                        stands_by();
+                        Instant::now()
+                    }
                     _ => Instant::now(),
                 };
                 seen = Some((lease.revision, since));

@@ -120,11 +120,11 @@ impl Link {
                 Some(whole) => Fact::Text { seq, whole },
                 None => Fact::MoreText { seq, text: event.delta_text, replace: event.replace },
             },
-            ChatState::Final => Fact::Ended { seq, how: None, text },
-            ChatState::Aborted => Fact::Ended { seq, how: Some(RunEnd::Aborted), text },
+            ChatState::Final => Fact::ended(seq, None, text),
+            ChatState::Aborted => Fact::ended(seq, Some(RunEnd::Aborted), text),
             ChatState::Error => {
                 let message = event.error_message.unwrap_or_else(|| "the run failed".into());
-                Fact::Ended { seq, how: Some(RunEnd::Error { message }), text }
+                Fact::ended(seq, Some(RunEnd::Error { message }), text)
             }
         };
         self.runs.feed(session, run, fact);

@@ -79,9 +79,9 @@ async fn lead(adapter: &Arc<Adapter>, options: &Options, health: &Health, shutdo
     let holder = uuid::Uuid::new_v4().to_string();
     while !shutdown.is_cancelled() {
         // A standby needs no connection to the Gateway to be ready.
-        health.ready("gateway");
-        let acquired =
-            shutdown.run_until_cancelled(lease::acquire(&adapter.bus, adapter.gateway(), &holder)).await;
+        let stands_by = || health.ready("gateway");
+        let acquire = lease::acquire(&adapter.bus, adapter.gateway(), &holder, stands_by);
+        let acquired = shutdown.run_until_cancelled(acquire).await;
         let Some(mut held) = acquired else {
             return;
         };

@@ -96,11 +96,7 @@ async fn load(link: &Arc<Link>, since: Timestamp) -> Result<(), GatewayError> {
                 continue;
             }
             gone.push(stored.value.key.clone());
-            let (reason, why) = match link.is_new_boot {
-                true => (CancelReason::GatewayRestart, "gateway_restart"),
-                false => (CancelReason::RunEnded, "run_ended"),
-            };
-            tokio::spawn(call_is_gone(adapter.clone(), stored, reason, why));
+            tokio::spawn(call_is_gone(adapter.clone(), stored, link.cancels()));
         }
     }
     remember_boot(link, gone);
@@ -125,6 +121,16 @@ fn remember_boot(link: &Arc<Link>, gone: Vec<QuestionKey>) {
         };
         stop.run_until_cancelled(remember).await;
     });
+}
+
+impl Link {
+    /// Why what is gone on this connection is cancelled.
+    fn cancels(&self) -> CancelReason {
+        match self.is_new_boot {
+            true => CancelReason::GatewayRestart,
+            false => CancelReason::RunEnded,
+        }
+    }
 }
 
 async fn not_ended(adapter: &Adapter) -> Vec<ask_core::wire::RunItem> {
@@ -182,25 +188,25 @@ pub(super) fn catch_up(link: &Arc<Link>, session: &str, run: &str, into: Option<
         (false, false) => Some(RunEnd::Done),
     };
     let text = (!said.is_empty()).then(|| said.join("\n\n"));
-    link.runs.feed(session, run, Fact::Ended { seq: 0, how, text });
+    let fact = Fact::Ended { seq: 0, how, text, cancels: link.cancels() };
+    link.runs.feed(session, run, fact);
 }
 
 /// Rule P3: the calls of a run that has ended wait for nothing any more.
-pub(super) fn run_ended(adapter: &Arc<Adapter>, session: &str, run: &str) {
+pub(super) fn run_ended(adapter: &Arc<Adapter>, session: &str, run: &str, reason: CancelReason) {
     for stored in adapter.open_entries_of(session) {
         let entry = &stored.value;
         if entry.key.run == run && matches!(entry.road, Road::Plugin | Road::Mcp) {
-            tokio::spawn(call_is_gone(adapter.clone(), stored, CancelReason::RunEnded, "run_ended"));
+            tokio::spawn(call_is_gone(adapter.clone(), stored, reason));
         }
     }
 }
 
-async fn call_is_gone(
-    adapter: Arc<Adapter>,
-    stored: Arc<Stored<Entry>>,
-    reason: CancelReason,
-    why: &'static str,
-) {
+async fn call_is_gone(adapter: Arc<Adapter>, stored: Arc<Stored<Entry>>, reason: CancelReason) {
+    let why = match reason {
+        CancelReason::GatewayRestart => "gateway_restart",
+        _ => "run_ended",
+    };
     let key = &stored.value.key;
     let work = async {
         if stored.value.is_pending() {

@@ -11,7 +11,7 @@ use ask_bus::BusError;
 use ask_core::SCHEMA;
 use ask_core::entry::Road;
 use ask_core::key::SessionKey;
-use ask_core::outcome::Outcome;
+use ask_core::outcome::{CancelReason, Outcome};
 use ask_core::question::clamp;
 use ask_core::wire::{RunEnd, RunEvent, RunItem, ToolPhase};
 use serde_json::{Value, json};
@@ -58,8 +58,16 @@ pub(super) enum Fact {
     Title { call: String, title: String },
     /// A tool call began, went on or ended.
     Tool { seq: u64, tool: Box<ToolFrame> },
-    /// It ended; `how` is `None` for an ordinary end.
-    Ended { seq: u64, how: Option<RunEnd>, text: Option<String> },
+    /// It ended; `how` is `None` for an ordinary end. What its calls still ask is cancelled for
+    /// `cancels`.
+    Ended { seq: u64, how: Option<RunEnd>, text: Option<String>, cancels: CancelReason },
+}
+
+impl Fact {
+    /// The end of a run as the Gateway tells it.
+    pub(super) fn ended(seq: u64, how: Option<RunEnd>, text: Option<String>) -> Self {
+        Self::Ended { seq, how, text, cancels: CancelReason::RunEnded }
+    }
 }
 
 type RunKey = (String, String);
@@ -141,7 +149,7 @@ impl Runs {
                 inner.tasks.contains_key(&key) && !active
             };
             if is_open {
-                runs.feed(&key.0, &key.1, Fact::Ended { seq: 0, how: None, text: None });
+                runs.feed(&key.0, &key.1, Fact::ended(0, None, None));
             }
         });
         tokio::spawn(wait);
@@ -267,8 +275,8 @@ impl Task {
                         self.put_tool(seq, *tool).await;
                     }
                 }
-                Fact::Ended { seq, how, text } => {
-                    self.end(seq, how, text).await;
+                Fact::Ended { seq, how, text, cancels } => {
+                    self.end(seq, how, text, cancels).await;
                     self.runs.ended(&self.key);
                     return;
                 }
@@ -334,6 +342,9 @@ impl Task {
             // The call it is nested in holds the same arguments and result.
             self.asking.extend(tool.parent_tool_call_id.clone());
         }
+        if asking && tool.phase == frames::ToolPhase::Result {
+            self.hold_secrets().await;
+        }
         let mask = self.runs.adapter.secrets().mask(&self.key.0, &self.key.1);
         let (phase, data) = match tool.phase {
             frames::ToolPhase::Start => (ToolPhase::Start, tool.args),
@@ -355,7 +366,7 @@ impl Task {
         self.put(seq, RunEvent::Tool { call, name: tool.name, phase, title, data, ok }).await;
     }
 
-    async fn end(&mut self, seq: u64, how: Option<RunEnd>, text: Option<String>) {
+    async fn end(&mut self, seq: u64, how: Option<RunEnd>, text: Option<String>, cancels: CancelReason) {
         let text = text.filter(|text| !text.is_empty() && !is_sentinel(text));
         let how = how.unwrap_or(if text.is_some() || self.started || !self.said.is_empty() {
             RunEnd::Done
@@ -386,7 +397,7 @@ impl Task {
         };
         self.put(seq, RunEvent::Ended { how, text }).await;
         if was_run {
-            reconcile::run_ended(&self.runs.adapter, &self.key.0, &self.key.1);
+            reconcile::run_ended(&self.runs.adapter, &self.key.0, &self.key.1, cancels);
         }
         secrets.forget(&self.key.0, &self.key.1);
     }
@@ -419,9 +430,15 @@ impl Task {
             }
             pause.wait().await;
         }
+        self.hold_secrets().await;
+    }
+
+    /// Has all secrets at hand that calls of this run have got by now. What comes from the Gateway
+    /// may be ahead of what this replica follows on the bus.
+    async fn hold_secrets(&self) {
         let mut pause = Pause::default();
         let entries = loop {
-            match bus.questions_of(&self.session).await {
+            match self.runs.adapter.bus.questions_of(&self.session).await {
                 Ok(entries) => break entries,
                 Err(error) => tracing::warn!(%error, "entries were not read; trying again"),
             }
