@@ -297,7 +297,7 @@ class Stack:
     def _remember_processes(self) -> None:
         alive = {name: part.process.pid for name, part in self.parts.items() if part.running}
         processes = {name: {"pid": pid, "started": _started(pid)} for name, pid in alive.items()}
-        (self.folder / "processes.json").write_text(json.dumps(processes))
+        _write_private(self.folder / "processes.json", json.dumps(processes))
 
     def _end_leftovers(self) -> None:
         """Ends the parts of a stack that was itself killed."""
