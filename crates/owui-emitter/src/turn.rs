@@ -69,6 +69,8 @@ pub(crate) struct Turn {
     /// The questions on display, and where.
     asked: HashMap<String, (QuestionKey, Surface)>,
     withdrawn: HashSet<String>,
+    /// The questions of which this chat knows what became of its reply.
+    closed: HashSet<String>,
     ping: Interval,
     presence: Option<JoinHandle<()>>,
     /// When the message before this one came; absent for a session's first.
@@ -122,6 +124,7 @@ impl Turn {
             runs: Runs::default(),
             asked: HashMap::new(),
             withdrawn: HashSet::new(),
+            closed: HashSet::new(),
             ping,
             presence: None,
             before,
@@ -419,6 +422,10 @@ impl Turn {
                 self.entry_changed(&stored).await?;
             }
         }
+        let emitter = self.emitter.clone();
+        if let Ok(end) = self.during(emitter.bus.run_cursor()).await? {
+            self.rewind(end.sequence);
+        }
         for delivery in self.session_runs(self.cursor.start).await? {
             self.run_went_on(delivery).await?;
         }
@@ -499,8 +506,7 @@ impl Turn {
         match event {
             Event::Run(delivery) => self.run_went_on(delivery).await,
             Event::Rewound(sequence) => {
-                self.folded = self.folded.min(sequence);
-                self.cursor.sequence = self.cursor.sequence.min(sequence);
+                self.rewind(sequence);
                 Ok(())
             }
             Event::Entry(stored) => self.entry_changed(&stored).await,
@@ -512,6 +518,14 @@ impl Turn {
             }
             Event::Superseded => self.end("superseded", None).await,
             Event::Stopped => self.end("stopped", None).await,
+        }
+    }
+
+    /// `RUNS` has lost what came after `sequence`; its numbers come again.
+    fn rewind(&mut self, sequence: u64) {
+        let Cursor { start, opened, sequence: told, .. } = &mut self.cursor;
+        for place in [start, opened, told, &mut self.folded] {
+            *place = (*place).min(sequence);
         }
     }
 
@@ -661,14 +675,15 @@ impl Turn {
         self.asked.remove(question);
         let ours = self.is_ours(entry);
         let news = stored.revision > self.cursor.revision;
-        if news {
-            self.cursor.revision = stored.revision;
-        }
         if self.withdrawn.insert(question.clone()) {
             let why = if ours { None } else { words::decided_elsewhere(entry) };
             self.send(json!({"type": "withdraw", "question": question, "why": why})).await?;
         }
-        if !news || !ours {
+        if !news {
+            return Ok(());
+        }
+        self.cursor.revision = stored.revision;
+        if !ours || entry.returned().is_none() || !self.closed.insert(question.clone()) {
             return Ok(());
         }
         if let Some(theirs) = words::overruled(entry) {
