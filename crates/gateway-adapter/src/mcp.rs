@@ -25,7 +25,7 @@ use crate::SERVICE;
 use crate::adapter::args_digest;
 use crate::binding::{Binding, Origin};
 use crate::calls::{Asked, Call, Calls, MAX_TIMEOUT, Refused, TOOL};
-use crate::plugin::{MAX_BODY, authorize, with_beats};
+use crate::plugin::{MAX_BODY, MAX_ID, authorize, with_beats};
 
 /// The revisions of the protocol that are spoken, the newest last.
 const REVISIONS: [&str; 3] = ["2025-03-26", "2025-06-18", "2025-11-25"];
@@ -152,13 +152,9 @@ async fn message(State(mcp): State<Arc<Mcp>>, headers: HeaderMap, body: Bytes) -
         }
         return StatusCode::ACCEPTED.into_response();
     };
-    if !(id.is_string() || id.is_number()) {
-        return failed(
-            StatusCode::BAD_REQUEST,
-            &Value::Null,
-            INVALID_REQUEST,
-            "`id` must be text or a number",
-        );
+    if !(id.is_string() || id.is_number()) || id.as_str().is_some_and(|id| id.len() > MAX_ID) {
+        let why = format!("`id` must be a number or text of at most {MAX_ID} bytes");
+        return failed(StatusCode::BAD_REQUEST, &Value::Null, INVALID_REQUEST, &why);
     }
     if method == "initialize" {
         return initialize(&id, &message.params);
@@ -385,7 +381,6 @@ impl Mcp {
             true => Origin::Unknown,
             false => self.binding.origin(digest, known.as_deref()).await,
         };
-        let request = encode_token(&request.to_string());
         let call = match origin {
             Origin::Start(start) => Call {
                 session: start.session,
@@ -404,8 +399,8 @@ impl Mcp {
             Origin::Unknown => Call {
                 session: adapter.session(&own),
                 run: own.clone(),
-                id: request.clone(),
-                tool_call: request,
+                id: request.to_string(),
+                tool_call: request.as_str().map_or_else(|| request.to_string(), str::to_owned),
                 road: Road::McpAlone,
             },
         };

@@ -22,10 +22,12 @@ use crate::calls::{Acknowledged, Call, Calls, Refused};
 
 /// So often something is sent while a person thinks.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// How long a call that can't have its secret here waits before it is sent elsewhere.
+const OPEN_AGAIN: Duration = Duration::from_secs(10);
 
 pub(crate) const MAX_BODY: usize = 1 << 20;
 /// Longest id, in bytes: four of them must fit into a subject.
-const MAX_ID: usize = 400;
+pub(crate) const MAX_ID: usize = 400;
 
 /// The routes of `/v1/calls`.
 pub(crate) fn routes(calls: Arc<Calls>) -> Router {
@@ -131,6 +133,8 @@ async fn open(
                 }
                 Err(error) => {
                     tracing::error!(question = %key, %error, "a secret can't be opened here");
+                    let pause = tokio::time::sleep(OPEN_AGAIN);
+                    calls.adapter.shutdown.run_until_cancelled(pause).await;
                     retry(&error.to_string())
                 }
             },

@@ -275,6 +275,29 @@ async fn a_call_goes_on_after_a_restart_by_its_last_event_id() {
 }
 
 #[tokio::test]
+async fn a_stopping_adapter_ends_its_streams_and_another_goes_on_with_them() {
+    let bench = Bench::start().await;
+    let (one, two) = (bench.adapter().await, bench.adapter().await);
+    let client = Client::start(&one, OTHER).await;
+    let mut events = client.call(&one, json!(1), &choices()).await;
+    let first = events.next().await.unwrap();
+    let asked = pending(&bench, &client.own_session()).await;
+    one.stop();
+    assert_eq!(events.next().await, None);
+    let mut resumed = client.resume(&two, &first.id).await;
+    bench.answer_as_operator(&asked, Answer::option(0)).await;
+    assert_eq!(text(&resumed.answer().await), "A");
+    // There it can also be cancelled.
+    let mut events = client.call(&two, json!(2), &choices()).await;
+    let first = events.next().await.unwrap();
+    let asked = pending(&bench, &client.own_session()).await;
+    let three = bench.adapter().await;
+    let _resumed = client.resume(&three, &first.id).await;
+    client.cancel(&three, json!(2)).await;
+    assert!(matches!(bench.returned(&asked).await, Returned::Unconfirmed { .. }));
+}
+
+#[tokio::test]
 async fn a_stream_is_resumed_only_by_its_own_session() {
     let bench = Bench::start().await;
     let adapter = bench.adapter().await;
@@ -428,6 +451,7 @@ async fn requests_that_do_not_follow_the_protocol_are_refused_with_what_is_wrong
         ),
         (post().body("[]"), 400, "-32700"),
         (post().json(&json!({"jsonrpc": "2.0", "id": [1], "method": "ping"})), 400, "-32600"),
+        (post().json(&json!({"jsonrpc": "2.0", "id": "x".repeat(401), "method": "ping"})), 400, "400 bytes"),
         (post().json(&unknown), 200, "-32601"),
         (post().json(&no_tool), 200, "-32602"),
         (post().json(&ping), 200, "result"),

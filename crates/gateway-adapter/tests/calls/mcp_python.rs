@@ -27,10 +27,10 @@ async fn result(client: Child) -> Value {
     serde_json::from_slice(&stdout).unwrap()
 }
 
-async fn pending(bench: &Bench) -> Entry {
+async fn asked(bench: &Bench) -> Entry {
     until("the question", async || {
         let all = bench.bus.all_questions().await.ok()?;
-        all.into_iter().map(|stored| stored.value).find(Entry::is_pending)
+        all.into_iter().map(|stored| stored.value).next()
     })
     .await
 }
@@ -41,7 +41,7 @@ async fn the_python_client_gets_the_answer() {
     let bench = Bench::start().await;
     let adapter = bench.adapter().await;
     let client = call(&adapter, json!({"question": "Where to?", "choices": ["A", "B"]}), None);
-    bench.answer_as_operator(&pending(&bench).await, Answer::option(1)).await;
+    bench.answer_as_operator(&asked(&bench).await, Answer::option(1)).await;
     let got = result(client).await;
     assert_eq!((&got["tool"], &got["texts"]), (&json!("request_user_input"), &json!(["B"])));
     assert_eq!((&got["is_error"], &got["details"]["status"]), (&json!(false), &json!("answered")));
@@ -53,7 +53,7 @@ async fn the_python_client_resumes_after_a_restart() {
     let bench = Bench::start().await;
     let adapter = bench.adapter().await;
     let client = call(&adapter, json!({"question": "Where to?"}), None);
-    let asked = pending(&bench).await;
+    let asked = asked(&bench).await;
     let address = adapter.address;
     drop(adapter);
     let _adapter = bench.adapter_at(address).await;
@@ -68,7 +68,7 @@ async fn the_python_client_that_gives_up_cancels_its_question() {
     let bench = Bench::start().await;
     let adapter = bench.adapter().await;
     let client = call(&adapter, json!({"question": "Where to?"}), Some(5.0));
-    let asked = pending(&bench).await;
+    let asked = asked(&bench).await;
     bench.returned(&asked).await;
     let entry = bench.bus.question(&asked.key).await.unwrap().unwrap().value;
     assert_eq!(entry.decision().unwrap().outcome, Outcome::Cancelled { reason: CancelReason::Caller });
