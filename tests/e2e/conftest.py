@@ -15,7 +15,8 @@ def full_stack():
     """Every part, the real ones where there are real ones. Its folder, with all logs, stays afterwards."""
     folder = STATE / "e2e"
     shutil.rmtree(folder, ignore_errors=True)
-    stack = Stack(folder, collect_spans=True)
+    # A busy machine takes up to two seconds from Open WebUI's stop to the message that follows it.
+    stack = Stack(folder, collect_spans=True, stop_grace_ms=5000)
     stack.start()
     yield stack
     stack.stop()
