@@ -130,13 +130,14 @@ class Stack:
 
     `folder` keeps everything of it: data, configuration, logs, accounts. Starting again on the same
     folder goes on where it stopped. `collect_spans` adds a span collector whose output is
-    `spans_file`, one JSON object a line.
+    `spans_file`, one JSON object a line. `stop_grace_ms` is the emitter's.
     """
 
-    def __init__(self, folder: Path, collect_spans: bool = False):
+    def __init__(self, folder: Path, collect_spans: bool = False, stop_grace_ms: int = 1000):
         self.folder = folder
         self.logs = folder / "logs"
         self.collect_spans = collect_spans
+        self.stop_grace_ms = stop_grace_ms
         self.parts: dict[str, Part] = {}
         self._lock = None
 
@@ -384,6 +385,9 @@ identity_file = {json.dumps(str(self.keys / "adapter-identity.json"))}
 [adapter.http]
 listen = "{self.address("adapter-http")}"
 token = "{self.settings["adapter_token"]}"
+
+[emitter]
+stop_grace_ms = {self.stop_grace_ms}
 
 [emitter.health]
 listen = "{self.address("owui-emitter")}"
