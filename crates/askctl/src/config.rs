@@ -59,8 +59,8 @@ pub async fn connect(nats: &NatsConfig) -> Result<Bus> {
     let bus = Bus::connect(options).await?;
     if !bus.connected(Duration::from_secs(3)).await {
         bail!(
-            "no nats-server takes this connection at {url}; start one with `askctl up`, or name another \
-             with --nats or nats.url"
+            "no nats-server takes this connection at {url}; start one with `askctl up`, or name the \
+             right one with --nats or its config file with --config"
         );
     }
     Ok(bus)

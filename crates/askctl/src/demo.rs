@@ -28,7 +28,7 @@ use crate::nats_server::{NatsServer, Ports};
 use crate::process::{Process, tail};
 use crate::provision::{ADAPTER_TOKEN, EMITTER_TOKEN, provision, seal_file};
 use crate::reply::{as_asked, ask_secret, ask_until_it_fits, from_text};
-use crate::terminal::{duration, plain, put, say};
+use crate::terminal::{Unanswered, duration, plain, put, say};
 use crate::{questions, timeline};
 
 /// How long a step may take that needs no person.
@@ -80,7 +80,9 @@ pub async fn demo(args: DemoArgs) -> Result<()> {
     let Err(error) = played else {
         return Ok(());
     };
-    if stop.is_cancelled() {
+    // The person left, so no log says anything about it.
+    if stop.is_cancelled() || error.is::<Unanswered>() {
+        eprintln!();
         return Err(error);
     }
     let folder = folder.keep();

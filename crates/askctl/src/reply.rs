@@ -17,7 +17,7 @@ use ask_core::wire::{ReplyRequest, ReplyResponse};
 use zeroize::Zeroizing;
 
 use crate::questions::{find, short_id};
-use crate::terminal::{duration, plain, read_line, say};
+use crate::terminal::{Unanswered, duration, plain, read_line, say};
 use crate::timeline;
 
 /// How often a reply is handed in before the operator hears that it is not saved.
@@ -211,12 +211,16 @@ fn needs_terminal() -> Result<()> {
     Ok(())
 }
 
-/// Reads a secret from the terminal without showing it.
+/// Reads a secret from the terminal without showing it, again while it is blank.
 pub async fn ask_secret(question: &Question) -> Result<Zeroizing<String>> {
-    eprint!("{}{}", as_asked(question), hint(question));
-    match read_line(true).await? {
-        Some(secret) => Ok(secret),
-        None => bail!("the input ended; nothing was sent"),
+    eprint!("{}", as_asked(question));
+    loop {
+        eprint!("{}", hint(question));
+        let secret = read_line(true).await?.ok_or(Unanswered("the input ended"))?;
+        if !secret.trim().is_empty() {
+            return Ok(secret);
+        }
+        eprintln!("A secret can't be blank.");
     }
 }
 
@@ -227,7 +231,7 @@ pub async fn ask_until_it_fits(question: &Question) -> Result<BTreeMap<String, A
         eprint!("{}", hint(question));
         let mut lines = Vec::new();
         loop {
-            let Some(line) = read_line(false).await? else { bail!("the input ended; nothing was sent") };
+            let line = read_line(false).await?.ok_or(Unanswered("the input ended"))?;
             let last = question.prompts.len() == 1 || line.trim().is_empty();
             lines.push(line.to_string());
             if last {

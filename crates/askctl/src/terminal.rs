@@ -1,10 +1,10 @@
 //! Text for terminals, and what is typed there.
 
-use std::fmt::Display;
+use std::fmt::{self, Display, Formatter};
 use std::io::{BufRead as _, IsTerminal as _, Write as _, stdin, stdout};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use zeroize::Zeroizing;
 
@@ -43,6 +43,18 @@ pub fn duration(time: Duration) -> String {
     }
 }
 
+/// Whoever was asked left without an answer: how.
+#[derive(Debug)]
+pub struct Unanswered(pub &'static str);
+
+impl Display for Unanswered {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; nothing was sent", self.0)
+    }
+}
+
+impl std::error::Error for Unanswered {}
+
 /// Reads a line from standard input; none at its end. Hidden, the terminal shows nothing of it.
 pub async fn read_line(hidden: bool) -> Result<Option<Zeroizing<String>>> {
     let _hidden = if hidden && stdin().is_terminal() { Some(HiddenInput::begin()?) } else { None };
@@ -56,7 +68,7 @@ pub async fn read_line(hidden: bool) -> Result<Option<Zeroizing<String>>> {
     tokio::select! {
         line = read => line?,
         // Handled here, so that the terminal shows again what is typed.
-        _ = tokio::signal::ctrl_c() => bail!("interrupted; nothing was sent"),
+        _ = tokio::signal::ctrl_c() => Err(Unanswered("interrupted").into()),
     }
 }
 

@@ -112,12 +112,12 @@ pub struct HealthConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file could not be read.
-    #[error("cannot read the config file {path}: {source}")]
+    #[error("cannot read the config file {path}: {error}")]
     Read {
         /// The file.
         path: String,
         /// What the system said.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// The file is no valid TOML.
     #[error("{origin} is not valid TOML: {problem}")]
@@ -179,7 +179,7 @@ pub fn load_from<S: DeserializeOwned>(
     if let Some(path) = file {
         let origin = path.display().to_string();
         let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: origin.clone(), source })?;
+            .map_err(|error| ConfigError::Read { path: origin.clone(), error })?;
         layers.push(Layer::parse(&origin, &text)?);
     }
     layers.push(Layer::environment(env)?);
