@@ -41,6 +41,7 @@ PORTS = range(20_000, 32_000)
 PREFERRED_PORTS = {"open-webui": 8180}
 # Far more than any part needs, even on a busy machine.
 READY_WITHIN_S = 300
+SAY_EVERY_S = 20
 STOP_WITHIN_S = 15
 
 
@@ -91,8 +92,12 @@ class Part:
             )
 
     def wait_ready(self) -> None:
-        deadline = time.monotonic() + READY_WITHIN_S
+        begun = said = time.monotonic()
+        deadline = begun + READY_WITHIN_S
         while not _answers(self.ready_url):
+            if time.monotonic() - said > SAY_EVERY_S:
+                said = time.monotonic()
+                peers.say(f"{self.name}: not ready after {said - begun:.0f} s, waiting; its log: {self.log}")
             if time.monotonic() > deadline:
                 raise StackError(f"{self.name} is not ready after {READY_WITHIN_S} s ({self.ready_url}):\n{self.log_tail()}")
             if not self.running:
@@ -254,7 +259,8 @@ class Stack:
         for part in waiting.values():
             part.start(wait=False)
         self._remember_processes()
-        for part in waiting.values():
+        # The adapter is ready only when it is connected to OpenClaw.
+        for part in sorted(waiting.values(), key=lambda part: part.name == "gateway-adapter"):
             self._report_ready(part)
 
     def _start_one(self, part: Part) -> None:
@@ -622,6 +628,7 @@ askbus is up. Open  {stack.web_url}  and sign in as one of
 {accounts}
 
 {try_it}
+
 Look inside: {stack._binary("askctl")} --config {stack.config_file} ls
 Logs: {stack.logs}
 Kill any process of it and see it come back. Ctrl-C stops everything."""
