@@ -1,7 +1,10 @@
 """What the pipe makes of Open WebUI's messages, of a question, and of what a person did."""
 
 import json
+import sys
+import types
 import unittest
+from unittest import mock
 
 from pipe_module import pipe
 
@@ -49,6 +52,11 @@ class Messages(unittest.TestCase):
         self.assertEqual(text, "look\nhttps://example.org/a.png")
         self.assertEqual(attachments, [{"name": "image-1.svg", "mime": "image/svg+xml", "data": "QUJD"}])
 
+    def test_an_image_alone_has_no_text(self):
+        blocks = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}]
+        text, attachments = pipe.turn_text([{"role": "user", "content": blocks}])
+        self.assertEqual((text, len(attachments)), ("", 1))
+
     def test_open_webuis_file_list_keeps_what_is_not_passed_on(self):
         image = '<file type="file" id="1" url="1" content_type="image/png" name="dot.png"/>'
         report = '<file type="file" id="2" url="2" content_type="application/pdf" name="report.pdf"/>'
@@ -78,6 +86,44 @@ class Messages(unittest.TestCase):
         ]
         for given, expected in cases:
             self.assertEqual(pipe.surfaces(*given), expected, given)
+
+
+class OpenWebui(unittest.IsolatedAsyncioTestCase):
+    def modules(self, pool, found=None):
+        main = types.SimpleNamespace(SESSION_POOL=pool, get_user_chat_session_id=lambda user, chat: found)
+        names = ("open_webui", "open_webui.socket", "open_webui.socket.main")
+        return mock.patch.dict(sys.modules, {name: main for name in names})
+
+    async def test_a_question_goes_to_no_tab_of_another_user_or_chat(self):
+        cases = [
+            ({"s1": {"id": "alice", "chat_ids": ["c1"]}}, None, ("s1", False)),
+            ({"s1": {"id": "alice", "chat_ids": ["c2"]}}, None, (None, True)),
+            ({"s1": {"id": "alice", "chat_ids": ["c2"]}}, "s2", ("s2", False)),
+            ({"s1": {"id": "bob", "chat_ids": ["c1"]}}, None, (None, False)),
+            ({}, None, (None, False)),
+        ]
+        for pool, found, expected in cases:
+            with self.modules(pool, found):
+                self.assertEqual(await pipe.Tabs("alice", "c1", "s1").look(), expected, pool)
+
+    async def test_an_unsaved_chat_is_in_the_tab_that_it_began_in(self):
+        with self.modules({"s1": {"id": "alice"}}, found="s2"):
+            self.assertEqual(await pipe.Tabs("alice", "local:1", "s1").look(), ("s1", False))
+        with self.modules({}, found="s2"):
+            self.assertEqual(await pipe.Tabs("alice", "local:1", "s1").look(), (None, False))
+
+    def test_an_open_webui_without_cards_is_no_error(self):
+        with mock.patch.dict(sys.modules, {"open_webui": None}), self.assertLogs("askbus_pipe"):
+            self.assertFalse(pipe.has_cards())
+
+    async def test_background_tasks_never_reach_the_service(self):
+        one = pipe.Pipe()
+        with mock.patch.object(one, "service", create=True) as service:
+            messages = {"messages": [{"role": "user", "content": "Suggest a title"}]}
+            for task in ("title_generation", "tags_generation", "follow_up_generation", "query_generation"):
+                given = one.pipe(messages, __user__={"id": "alice"}, __task__=task, __chat_id__="c1")
+                self.assertEqual([piece async for piece in given], [], task)
+        service.assert_not_called()
 
 
 class Card(unittest.TestCase):
@@ -114,10 +160,23 @@ class Card(unittest.TestCase):
             ({"error": "Event call timed out. The browser tab may be inactive or closed."}, pipe.AGAIN),
             (None, pipe.AGAIN),
             ({"status": "answered", "answers": {}}, pipe.AGAIN),
+            (True, pipe.AGAIN),
+            ("yes", pipe.AGAIN),
+            ([], pipe.AGAIN),
             ({"status": "cancelled", "answers": {}}, pipe.CANCELLED),
         ]
         for result, expected in cases:
             self.assertIs(pipe.card_reply(question, result), expected, result)
+
+
+    def test_words_that_look_like_nothing_are_answers(self):
+        one = prompt()
+        for text in ("0", "no", "false", "None", "cancel"):
+            said = {"status": "answered", "answers": {"target": {"type": "other", "text": text}}}
+            self.assertEqual(pipe.card_reply(ask(one), said), {"answers": {"target": {"text": text}}})
+            form = {"action": "accept", "content": {"target": text}}
+            self.assertEqual(pipe.form_reply(ask(one, surface="form"), form), {"answers": {"target": {"text": text}}})
+            self.assertEqual(pipe.dialog_reply(ask(one, surface="input"), one, text), {"text": text})
 
 
 class Form(unittest.TestCase):
@@ -195,6 +254,8 @@ class Dialog(unittest.TestCase):
             ("  ", pipe.AGAIN),
             (None, pipe.AGAIN),
             ({"error": "x"}, pipe.AGAIN),
+            (True, pipe.AGAIN),
+            (7, pipe.AGAIN),
             (False, pipe.CANCELLED),
         ):
             self.assertIs(pipe.dialog_reply(question, one, result), expected, result)
