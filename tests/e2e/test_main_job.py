@@ -240,9 +240,9 @@ def test_stop_ends_the_run(alice, witnesses):
     alice.send("SLOW 600")
     alice.sees("w1 ")
     session = session_of(alice)
-    assert witnesses.active_runs(session)
+    assert witnesses.is_running(session)
     alice.click("Stop")
-    until("no active run", lambda: not witnesses.active_runs(session))
+    until("the end of the run", lambda: not witnesses.is_running(session))
     alice.has_no_button("Stop")
 
 
@@ -255,7 +255,7 @@ def test_stop_cancels_the_question(alice, full_stack, witnesses, question):
     entry = witnesses.wait_returned(question)
     assert entry["decision"]["outcome"] == {"status": "cancelled", "reason": "stop"}
     alice.has_no_button("Oslo")
-    until("no active run", lambda: not witnesses.active_runs(session_of(alice)))
+    until("the end of the run", lambda: not witnesses.is_running(session_of(alice)))
     # The agent may read why, but says nothing more.
     assert all('"reason":"stop"' in told for told in witnesses.told(question))
     alice.sees_not("tool said:")

@@ -51,10 +51,10 @@ class Witnesses:
             return json.load(log)
 
     def told(self, text):
-        """The tool results that the model was given in the conversation where `text` was said."""
-        requests = [r["messages"] for r in self.asked_of_model() if text in json.dumps(r["messages"])]
-        last = requests[-1] if requests else []
-        return [content(message) for message in last if message["role"] == "tool"]
+        """The tool results that the model was given since a person said `text`."""
+        said = [(r["messages"], at) for r in self.asked_of_model() for at, m in enumerate(r["messages"]) if says(m, text)]
+        messages, at = said[-1] if said else ([], 0)
+        return [content(message) for message in messages[at:] if message["role"] == "tool"]
 
     def wait_told(self, text, count=1):
         """The same, once there are as many."""
@@ -75,8 +75,10 @@ class Witnesses:
         assert called.returncode == 0, called.stderr
         return json.loads(called.stdout)
 
-    def active_runs(self, session):
-        return self.gateway("chat.history", sessionKey=session, limit=20)["sessionInfo"]["activeRunIds"]
+    def is_running(self, session):
+        """Whether the agent works in this session."""
+        history = self.gateway("chat.history", sessionKey=session, limit=1)
+        return history["sessionInfo"].get("hasActiveRun", False)
 
     # ---- spans
 
@@ -99,6 +101,10 @@ def read(file):
         return file.read_bytes()
     except FileNotFoundError:  # gone since it was listed
         return b""
+
+
+def says(message, text):
+    return message["role"] == "user" and text in content(message)
 
 
 def content(message):
