@@ -17,7 +17,7 @@ ARGS = [
     "--disable-component-update",
     "--no-first-run",
 ]
-LONG_MS = 60_000
+LONG_MS = 120_000
 
 
 def launch(playwright):

@@ -3,7 +3,7 @@
 import time
 
 # Far more than anything takes, also on a slow machine.
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 
 def until(what, condition, patience_s=PATIENCE_S):
