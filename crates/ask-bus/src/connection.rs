@@ -18,6 +18,10 @@ use crate::{names, trace};
 /// How long a request to a service may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Longest subject, in bytes. The server closes the connection over a command line of 4096 bytes,
+/// which also holds the inbox.
+const MAX_SUBJECT: usize = 3_500;
+
 /// How to reach the NATS server.
 #[derive(Debug, Clone, Default)]
 pub struct BusOptions {
@@ -161,10 +165,7 @@ impl Bus {
         expect: Expect<'_>,
     ) -> Result<u64, BusError> {
         let payload = encode(value);
-        let limit = self.inner.client.server_info().max_payload;
-        if limit > 0 && payload.len() > limit {
-            return Err(BusError::TooLarge { what: name.into(), size: payload.len(), limit });
-        }
+        self.check_size(name, &subject, &payload)?;
         let mut headers = HeaderMap::new();
         trace::inject(&mut headers);
         match expect {
@@ -199,6 +200,7 @@ impl Bus {
         let stream = self.inner.js.get_stream_no_info(names::bucket_stream(bucket)).await;
         let stream = stream.map_err(|e| BusError::unavailable(format!("can't read {key}"), e))?;
         let subject = names::bucket_subject(bucket, key);
+        self.check_size("the request", &subject, &[])?;
         let message = match stream.direct_get_last_for_subject(&subject).await {
             Ok(message) => message,
             Err(error) if error.kind() == NotFound => return Ok(None),
@@ -218,10 +220,7 @@ impl Bus {
         request: &Q,
     ) -> Result<A, BusError> {
         let payload = encode(request);
-        let limit = self.inner.client.server_info().max_payload;
-        if limit > 0 && payload.len() > limit {
-            return Err(BusError::TooLarge { what: "the request".into(), size: payload.len(), limit });
-        }
+        self.check_size("the request", &subject, &payload)?;
         let mut headers = HeaderMap::new();
         trace::inject(&mut headers);
         let answer =
@@ -235,6 +234,18 @@ impl Bus {
         match refusal {
             Some(why) => Err(BusError::Refused(why.to_string())),
             None => decode(&subject, &answer.payload),
+        }
+    }
+
+    fn check_size(&self, what: &str, subject: &str, payload: &[u8]) -> Result<(), BusError> {
+        if subject.len() > MAX_SUBJECT {
+            let what = format!("the subject of {what}");
+            return Err(BusError::TooLarge { what, size: subject.len(), limit: MAX_SUBJECT });
+        }
+        let limit = self.inner.client.server_info().max_payload;
+        match limit > 0 && payload.len() > limit {
+            true => Err(BusError::TooLarge { what: what.into(), size: payload.len(), limit }),
+            false => Ok(()),
         }
     }
 

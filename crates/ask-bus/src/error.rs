@@ -43,8 +43,8 @@ pub enum BusError {
         /// Why.
         reason: String,
     },
-    /// Too large for the server.
-    #[error("{what} has {size} bytes, and the nats server takes {limit} (max_payload)")]
+    /// Too large for the server: its `max_payload`, or what it takes as a subject.
+    #[error("{what} has {size} bytes, and the nats server takes {limit}")]
     TooLarge {
         /// What.
         what: String,

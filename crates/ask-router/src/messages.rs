@@ -10,7 +10,7 @@ use ask_core::session::{Known, MessageDecision, RoutedMessage, Session};
 use ask_core::surface::Surface;
 use ask_core::text_reply::{self, TextReply};
 use ask_core::time::Timestamp;
-use ask_core::wire::{ChatItem, ReplyRequest, ReplyResponse, SayRequest, SayResponse};
+use ask_core::wire::{ChatItem, ReplyRequest, ReplyResponse, SayRequest, SayResponse, StopResponse};
 use tracing::Instrument;
 
 use crate::deadlines::Alarm;
@@ -132,7 +132,11 @@ impl Router {
             }
             MessageDecision::Late { question } => note = self.answer(request, question).await?,
             MessageDecision::Clarify { .. } => {}
-            MessageDecision::Stop => drop(self.stop_session(&request.session).await?),
+            MessageDecision::Stop => {
+                if let StopResponse::Retry { why } = self.stop_session(&request.session).await? {
+                    return Ok(SayResponse::Retry { why });
+                }
+            }
         }
         let (rule, count) = (message.rule.clone(), session.value.count);
         Ok(SayResponse::Routed { decision, rule, count, note })

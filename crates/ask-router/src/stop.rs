@@ -6,7 +6,7 @@ use ask_core::SCHEMA;
 use ask_core::key::SessionKey;
 use ask_core::outcome::CancelReason;
 use ask_core::time::Timestamp;
-use ask_core::wire::{AbortRequest, StopRequest, StopResponse};
+use ask_core::wire::{AbortRequest, AbortResponse, StopRequest, StopResponse};
 use tracing::Instrument;
 
 use crate::{Router, spans};
@@ -39,19 +39,15 @@ impl Router {
             cancelled += u64::from(stopped);
         }
         let abort = AbortRequest { schema: SCHEMA, session: session.clone() };
-        let aborted = match self.bus.abort(&abort).await {
-            Ok(response) => {
-                if let Some(error) = response.error {
-                    tracing::warn!(%error, "the run was not aborted");
-                }
-                response.aborted
+        let why = match self.bus.abort(&abort).await {
+            Ok(AbortResponse { aborted, error: None }) => {
+                return Ok(StopResponse::Stopped { cancelled, aborted });
             }
-            Err(error) => {
-                tracing::warn!(%error, "the run was not aborted");
-                false
-            }
+            Ok(AbortResponse { error: Some(error), .. }) => error,
+            Err(error) => error.to_string(),
         };
-        Ok(StopResponse::Stopped { cancelled, aborted })
+        // The run may go on, so this is not "stopped" yet; everything so far can be repeated.
+        Ok(StopResponse::Retry { why: format!("the run was not aborted: {why}") })
     }
 
     async fn hold_back_unsent(&self, session: &SessionKey) -> Result<(), BusError> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use ask_bus::{Bus, BusOptions, FeedItem, Provisioning, QuestionFeed};
+use ask_bus::{AdapterRequest, Bus, BusOptions, FeedItem, Provisioning, QuestionFeed};
 use ask_core::SCHEMA;
 use ask_core::entry::{Entry, Road, StepKind};
 use ask_core::key::{QuestionKey, SessionKey, call_question_id};
@@ -461,10 +461,18 @@ async fn stop_cancels_the_questions_and_holds_back_what_was_not_sent() {
     let stop = StopRequest { schema: SCHEMA, session: session(), user: "alice".into() };
     let other = StopRequest { user: "mallory".into(), ..stop.clone() };
     assert_eq!(setup.bus.stop(&other).await.unwrap(), StopResponse::WrongUser);
-    assert_eq!(setup.bus.stop(&stop).await.unwrap(), StopResponse::Stopped { cancelled: 1, aborted: false });
+    let not_yet = setup.bus.stop(&stop).await.unwrap();
+    assert!(matches!(not_yet, StopResponse::Retry { .. }), "nobody aborted the run: {not_yet:?}");
     let reason = CancelReason::Stop;
     assert_eq!(*outcome(&setup.entry(&asked.key).await), Outcome::Cancelled { reason });
     assert_eq!(setup.bus.session(&session()).await.unwrap().unwrap().value.stopped_through, 1);
+    let mut adapter = setup.bus.serve_adapter("g").await.unwrap();
+    let serve = async {
+        let Some(AdapterRequest::Abort(abort)) = adapter.next().await else { panic!("no abort came") };
+        abort.answer(&AbortResponse { aborted: true, error: None }).await;
+    };
+    let (stopped, ()) = tokio::join!(setup.bus.stop(&stop), serve);
+    assert_eq!(stopped.unwrap(), StopResponse::Stopped { cancelled: 0, aborted: true });
 }
 
 #[tokio::test]

@@ -27,7 +27,8 @@ use tokio::time::Instant;
 use crate::cursor::{Cursor, split_call};
 use crate::hub::{Event, Looking};
 use crate::limits::{
-    MAX_ATTACHMENTS, MAX_BODY, MAX_MESSAGE, MAX_ON_SCREEN, check_id, check_length, invalid, too_long,
+    MAX_ATTACHMENTS, MAX_BODY, MAX_MESSAGE, MAX_NAME, MAX_ON_SCREEN, check_id, check_length, invalid,
+    too_long,
 };
 use crate::reply::{BadAnswer, Given, answers};
 use crate::turn::Turn;
@@ -69,7 +70,7 @@ pub(crate) struct User {
 impl User {
     fn check(&self) -> Result<(), ApiError> {
         check_id("user.id", &self.id)?;
-        check_length("user.name", &self.name, crate::limits::MAX_ID, "send a shorter one")
+        check_length("user.name", &self.name, MAX_NAME, "send a shorter one")
     }
 
     fn name(&self) -> Option<String> {
@@ -190,8 +191,8 @@ fn check_turn(request: &TurnRequest) -> Result<(), ApiError> {
         return Err(too_long("attachments", MAX_ATTACHMENTS, attached, "base64 characters", way_out));
     }
     for (i, attachment) in request.attachments.iter().enumerate() {
-        check_id(&format!("attachments[{i}].name"), &attachment.name)?;
-        check_id(&format!("attachments[{i}].mime"), &attachment.mime)?;
+        check_length(format!("attachments[{i}].name"), &attachment.name, MAX_NAME, "send a shorter one")?;
+        check_length(format!("attachments[{i}].mime"), &attachment.mime, MAX_NAME, "send a shorter one")?;
     }
     let on_screen = request.on_screen.as_deref().unwrap_or_default();
     if on_screen.len() > MAX_ON_SCREEN {

@@ -1,10 +1,13 @@
 //! How large the parts of a request may be.
 
+use ask_core::key::encode_token;
 use axum::http::StatusCode;
 use service_kit::http::ApiError;
 
-/// Longest id or name, in characters.
-pub(crate) const MAX_ID: usize = 200;
+/// Longest name, in characters.
+pub(crate) const MAX_NAME: usize = 200;
+/// Longest id, in bytes as it is written on the bus, where several of them make a subject.
+pub(crate) const MAX_ID: usize = 400;
 /// Longest message, in characters.
 pub(crate) const MAX_MESSAGE: usize = 200_000;
 /// Most base64 characters of all attachments of a message.
@@ -35,16 +38,26 @@ pub(crate) fn invalid(field: impl Into<String>, message: impl Into<String>) -> A
     ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", message).field(field)
 }
 
-/// Checks an id or a name.
+/// Checks an id.
 pub(crate) fn check_id(field: &str, id: &str) -> Result<(), ApiError> {
     if id.is_empty() {
         return Err(invalid(field, format!("`{field}` is empty; send its id")));
     }
-    check_length(field, id, MAX_ID, "send a shorter one")
+    match encode_token(id).len() {
+        length if length > MAX_ID => {
+            Err(too_long(field, MAX_ID, length, "bytes on the bus", "send a shorter one"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks a text's length in characters.
-pub(crate) fn check_length(field: &str, text: &str, limit: usize, way_out: &str) -> Result<(), ApiError> {
+pub(crate) fn check_length(
+    field: impl Into<String>,
+    text: &str,
+    limit: usize,
+    way_out: &str,
+) -> Result<(), ApiError> {
     // As many bytes as characters at least, so most texts need no counting.
     if text.len() <= limit {
         return Ok(());
