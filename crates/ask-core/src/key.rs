@@ -195,6 +195,14 @@ mod tests {
         assert_ne!(call_question_id("g", "ab", "c", "d"), call_question_id("g", "a", "bc", "d"));
     }
 
+    #[test]
+    fn a_message_keeps_its_run_whenever_it_is_sent_again() {
+        let session = SessionKey::new("g", "s");
+        assert_eq!(message_run_id(&session, "m1"), message_run_id(&session, "m1"));
+        assert_ne!(message_run_id(&session, "m1"), message_run_id(&session, "m2"));
+        assert_ne!(message_run_id(&session, "m1"), message_run_id(&SessionKey::new("g", "t"), "m1"));
+    }
+
     proptest! {
         #[test]
         fn any_text_survives_a_token(raw in "\\PC*") {

@@ -409,4 +409,42 @@ mod tests {
         let ids: Vec<&str> = question.prompts.iter().map(|p| p.id.as_str()).collect();
         assert_eq!(ids, ["q1", "budget", "q3"]);
     }
+
+    #[test]
+    fn everything_has_a_limit_that_is_named() {
+        let one = |choices: Value| json!({"question": "q", "choices": choices});
+        let many: Vec<String> = (0..=MAX_OPTIONS).map(|n| n.to_string()).collect();
+        let table = [
+            (one(json!(many)), "`choices` must be at most 32 options, got: 33"),
+            (
+                one(json!(["a", "x".repeat(401)])),
+                "`choices[1]` must be at most 400 characters, got: 401 characters",
+            ),
+            (
+                one(json!([{"label": "a", "description": "x".repeat(1_001)}])),
+                "`choices[0]` must be at most 1000 characters, got: 1001 characters",
+            ),
+            (one(json!(["a", "  "])), "`choices[1]` must be a label that is not blank, got: nothing"),
+            (json!({"questions": vec!["q"; 9]}), "`questions` must be 1 to 8 prompts, got: 9"),
+            (
+                json!({"questions": [{"id": "a", "question": "q"}, {"id": "a", "question": "q"}]}),
+                "`questions[1].id` must be unique in the question, got: a",
+            ),
+            (
+                json!({"questions": ["q", {"question": "q", "secret": true}]}),
+                "`questions` must be a single prompt when it is secret, got: 2 prompts",
+            ),
+        ];
+        for (args, message) in table {
+            assert_eq!(Question::from_tool_args(&args).unwrap_err().to_string(), message);
+        }
+    }
+
+    #[test]
+    fn a_title_is_the_first_line_that_says_something() {
+        let title = |text: &str| Question::new(vec![Prompt::free_text(text)]).unwrap().title();
+        assert_eq!(title("\n  Deploy?  \nIt takes an hour."), "Deploy?");
+        let long = title(&"x".repeat(300));
+        assert_eq!((long.chars().count(), long.ends_with('…')), (120, true));
+    }
 }

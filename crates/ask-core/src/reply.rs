@@ -202,3 +202,55 @@ fn check_answer(prompt: &Prompt, answer: &Answer) -> Result<(), Invalid> {
 
 /// The longest own words, in characters.
 pub const MAX_ANSWER: usize = 32_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::question::Choice;
+
+    #[test]
+    fn what_does_not_fit_is_named_with_its_limit() {
+        let choices = |change: fn(&mut Prompt)| {
+            let mut prompt =
+                Prompt { options: ["A", "B"].map(Choice::label).into(), ..Prompt::free_text("q") };
+            change(&mut prompt);
+            Question::new(vec![prompt]).unwrap()
+        };
+        let sealed =
+            Answer::Sealed(Sealed { key_id: "k".into(), encapsulated: "e".into(), ciphertext: "c".into() });
+        let both = Answer::Given { options: vec![0], other: Some("x".into()) };
+        let long = Answer::text("x".repeat(MAX_ANSWER + 1));
+        let table = [
+            (choices(|_| ()), Answer::option(1), None),
+            (choices(|p| p.multiple = true), both.clone(), None),
+            (choices(|_| ()), both, Some("one answer, got: 2 answers")),
+            (choices(|_| ()), Answer::option(2), Some("an option from 0 to 1, got: 2")),
+            (choices(|_| ()), Answer::text(" "), Some("an answer that is not blank, got: only white space")),
+            (choices(|_| ()), sealed, Some("a plain answer, got: a sealed secret")),
+            (choices(|_| ()), long, Some("at most 32000 characters, got: 32001 characters")),
+            (
+                choices(|p| p.allow_other = false),
+                Answer::text("C"),
+                Some("one of the options (own words are not accepted here), got: C"),
+            ),
+        ];
+        for (question, answer, refused) in table {
+            let checked = check_answers(&question, &[("answer".into(), answer)].into());
+            let refused = refused.map(|why| format!("`answer` must be {why}"));
+            assert_eq!(checked.err().map(|e| e.to_string()), refused);
+        }
+    }
+
+    #[test]
+    fn only_a_prompt_that_is_not_required_may_stay_open() {
+        let named = |id: &str, required| Prompt { id: id.into(), required, ..Prompt::free_text(id) };
+        let question = Question::new(vec![named("city", true), named("why", false)]).unwrap();
+        let check = |ids: &[&str]| {
+            let answers = ids.iter().map(|id| (id.to_string(), Answer::text("x"))).collect();
+            check_answers(&question, &answers).err().map(|e| e.field)
+        };
+        assert_eq!(check(&["city"]), None);
+        assert_eq!(check(&["why"]).as_deref(), Some("city"));
+        assert_eq!(check(&["city", "when"]).as_deref(), Some("answers"));
+    }
+}

@@ -154,9 +154,38 @@ mod tests {
     }
 
     #[test]
+    fn a_form_is_answered_by_one_object() {
+        let named = |id: &str| Prompt { id: id.into(), required: false, ..Prompt::free_text(id) };
+        let mut colours = Prompt { options: ["Red", "Green"].map(Choice::label).into(), ..named("colours") };
+        colours.multiple = true;
+        let asked = entry(|_| ());
+        let question = Question::new(vec![colours, named("city"), named("why")]).unwrap();
+        let answers = [("colours".into(), Answer::option(1)), ("city".into(), Answer::text("Lisbon"))].into();
+        let by = Responder { user: "alice".into(), name: None, chat: None };
+        let reply =
+            Reply { id: "r".into(), by, surface: Surface::Form, content: ReplyContent::Answers { answers } };
+        let Verdict::Decide(entry) = Entry { question, ..asked }.reply(&reply, Timestamp(3)) else {
+            panic!()
+        };
+        let text = tool_result(&entry).unwrap().text;
+        assert_eq!(
+            serde_json::from_str::<Value>(&text).unwrap(),
+            json!({"colours": ["Green"], "city": "Lisbon"})
+        );
+    }
+
+    #[test]
     fn no_outcome_without_an_answer_looks_like_one_or_claims_too_much() {
         let never_shown = Entry { steps: Vec::new(), ..entry(|_| ()) };
+        let replied = |content| {
+            let by = Responder { user: "alice".into(), name: None, chat: None };
+            let reply = Reply { id: "r".into(), by, surface: Surface::Card, content };
+            let Verdict::Decide(entry) = entry(|_| ()).reply(&reply, Timestamp(3)) else { panic!() };
+            *entry
+        };
         let table = [
+            (replied(ReplyContent::Declined), "User declined to answer"),
+            (replied(ReplyContent::Cancelled { reason: CancelReason::User }), "The question was cancelled"),
             (entry(|_| ()).expire(false, Timestamp(9)).unwrap(), "User did not respond"),
             (
                 never_shown.expire(false, Timestamp(9)).unwrap(),

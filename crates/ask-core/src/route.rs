@@ -48,7 +48,7 @@ pub fn route(typed: Typed<'_>, open: &[&Entry]) -> (Route, &'static str) {
     if text.is_empty() && !typed.attachments {
         return (Route::Nothing("The message was empty, so nothing was sent.".into()), "empty_message");
     }
-    if text.starts_with('/') {
+    if is_command(text) {
         return (Route::Message(if is_harmless_command(text) { SendBy::ChatSend } else { send }), "command");
     }
     if open.is_empty() {
@@ -105,6 +105,14 @@ fn which(open: &[&Entry], several: &[usize]) -> String {
 
 fn is_stop(text: &str) -> bool {
     matches!(text.to_lowercase().as_str(), "/stop" | "/abort")
+}
+
+/// `/name`, alone or before a space, `:` or `@`. A path such as `/etc/hosts` is none, since it may
+/// well be an answer.
+fn is_command(text: &str) -> bool {
+    let Some(rest) = text.strip_prefix('/') else { return false };
+    let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_' && c != '-').unwrap_or(rest.len());
+    end > 0 && rest[end..].chars().next().is_none_or(|c| c.is_whitespace() || matches!(c, ':' | '@'))
 }
 
 /// Commands that the Gateway answers itself and that leave a pending question alone.
@@ -199,6 +207,35 @@ mod tests {
         let image = Typed { attachments: true, ..typed(" ") };
         assert_eq!(route(image, &[&q1]), (Route::Message(SendBy::AgentMethod), "image_only_is_no_answer"));
         assert_eq!(route(typed("  "), &[&q1]).1, "empty_message");
+    }
+
+    #[test]
+    fn beside_an_image_the_text_is_the_answer() {
+        let q1 = entry("q1", Road::Plugin, &["Red"], true);
+        let both = Typed { attachments: true, ..typed("red") };
+        assert_eq!(route(both, &[&q1]), (given(0, Answer::option(0)), "the_one_shown_question"));
+    }
+
+    #[test]
+    fn a_command_is_never_an_answer_and_a_path_may_be_one() {
+        let q1 = entry("q1", Road::Plugin, &[], true);
+        for text in ["/new", "/model openai/gpt", "/think:high", "/queue@bot off"] {
+            assert_eq!(route(typed(text), &[&q1]), (Route::Message(SendBy::ChatSend), "command"), "{text}");
+        }
+        for text in ["/etc/hosts", "/notes.txt", "/", "// no comment"] {
+            let answered = (given(0, Answer::text(text)), "the_one_shown_question");
+            assert_eq!(route(typed(text), &[&q1]), answered, "{text}");
+        }
+    }
+
+    #[test]
+    fn stop_stops_whatever_waits() {
+        let (q1, q2) = (entry("q1", Road::Native, &[], true), entry("q2", Road::Plugin, &[], false));
+        for open in [vec![], vec![&q1], vec![&q1, &q2]] {
+            for text in ["/stop", " /STOP\n", "/abort"] {
+                assert_eq!(route(typed(text), &open), (Route::Stop, "stop_is_a_command"), "{text}");
+            }
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::question::{Prompt, Question};
-use crate::reply::Answer;
+use crate::reply::{Answer, MAX_ANSWER};
 
 /// What typed text is to a question.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,7 +84,7 @@ fn parse_prompt(prompt: &Prompt, text: &str) -> Result<Answer, String> {
         return Err(format!("Still missing: {}.", name_of(prompt)));
     }
     if prompt.options.is_empty() {
-        return Ok(Answer::text(text));
+        return own_words(text).map(Answer::text);
     }
     if let Some(index) = by_label(prompt, text) {
         return Ok(Answer::option(index));
@@ -99,7 +99,7 @@ fn parse_prompt(prompt: &Prompt, text: &str) -> Result<Answer, String> {
             prompt.options.len(),
             or_words(prompt)
         )),
-        None if prompt.allow_other => Ok(Answer::text(text)),
+        None if prompt.allow_other => own_words(text).map(Answer::text),
         None => Err(format!("Please choose one of: {}.", labels(prompt))),
     }
 }
@@ -107,17 +107,15 @@ fn parse_prompt(prompt: &Prompt, text: &str) -> Result<Answer, String> {
 fn parse_several(prompt: &Prompt, text: &str) -> Result<Answer, String> {
     let (mut options, mut own) = (Vec::new(), Vec::new());
     for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
-        let index = by_label(prompt, part).or_else(|| number(part).and_then(|n| n.checked_sub(1)));
-        match index {
-            Some(i) if i < prompt.options.len() => {
-                if !options.contains(&i) {
-                    options.push(i);
+        match by_label(prompt, part).map(|i| i + 1).or_else(|| number(part)) {
+            Some(n) if (1..=prompt.options.len()).contains(&n) => {
+                if !options.contains(&(n - 1)) {
+                    options.push(n - 1);
                 }
             }
-            Some(i) => {
+            Some(n) => {
                 return Err(format!(
-                    "There is no option {}. Please choose from 1 to {}.",
-                    i + 1,
+                    "There is no option {n}. Please choose from 1 to {}.",
                     prompt.options.len()
                 ));
             }
@@ -127,10 +125,19 @@ fn parse_several(prompt: &Prompt, text: &str) -> Result<Answer, String> {
             }
         }
     }
-    let other = (!own.is_empty()).then(|| own.join(", "));
+    let other = if own.is_empty() { None } else { Some(own_words(&own.join(", "))?) };
     match options.is_empty() && other.is_none() {
         true => Err(format!("Still missing: {}.", name_of(prompt))),
         false => Ok(Answer::Given { options, other }),
+    }
+}
+
+fn own_words(text: &str) -> Result<String, String> {
+    match text.chars().count() {
+        0..=MAX_ANSWER => Ok(text.to_owned()),
+        n => Err(format!(
+            "The answer has {n} characters, and at most {MAX_ANSWER} can be taken. Please shorten it."
+        )),
     }
 }
 
@@ -175,14 +182,11 @@ pub fn as_text(question: &Question) -> String {
             text.push_str(&format!("{}. {}{description}\n", n + 1, option.label));
         }
     }
-    let hint = match (
-        question.prompts.len(),
-        question.prompts[0].options.is_empty(),
-        question.prompts[0].multiple,
-    ) {
-        (1, true, _) => "Reply with your answer.",
-        (1, false, true) => "Reply with numbers or labels, separated by commas.",
-        (1, false, false) => "Reply with a number, a label or your own words.",
+    let hint = match question.prompts.as_slice() {
+        [prompt] if prompt.options.is_empty() => "Reply with your answer.",
+        [prompt] if prompt.multiple => "Reply with numbers or labels, separated by commas.",
+        [prompt] if prompt.allow_other => "Reply with a number, a label or your own words.",
+        [_] => "Reply with a number or a label.",
         _ => "Reply with one line for each question.",
     };
     format!("{text}\n_{hint}_")
@@ -253,6 +257,63 @@ mod tests {
         let several = Answer::Given { options: vec![0, 1], other: Some("pink".into()) };
         assert_eq!(one(&question, "1, green, pink, red"), Some(several));
         assert_eq!(one(&question, "black, matt"), Some(Answer::option(2)));
+    }
+
+    #[test]
+    fn a_number_out_of_range_is_not_among_several_either() {
+        let mut question = colours();
+        question.prompts[0].multiple = true;
+        for (text, n) in [("0, 1", 0), ("1, 3", 3)] {
+            let TextReply::Incomplete(why) = parse(&question, text) else { panic!("{text}") };
+            assert_eq!(why, format!("There is no option {n}. Please choose from 1 to 2."));
+        }
+    }
+
+    #[test]
+    fn free_text_takes_any_words_and_only_blank_is_none() {
+        let question = Question::new(vec![Prompt::free_text("Why?")]).unwrap();
+        for text in ["0", "no", "false", "None", "cancel", "2)", "two\nlines"] {
+            assert_eq!(one(&question, text), Some(Answer::text(text)), "{text}");
+        }
+        for text in ["", " \n\t"] {
+            assert_eq!(one(&question, text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn words_that_are_too_long_are_asked_for_again() {
+        let mut several = colours();
+        several.prompts[0].multiple = true;
+        let free = Question::new(vec![Prompt::free_text("Why?")]).unwrap();
+        for question in [free, colours(), several] {
+            let text = "x".repeat(MAX_ANSWER);
+            assert_eq!(one(&question, &text), Some(Answer::text(&text)));
+            let TextReply::Incomplete(why) = parse(&question, &format!("{text}, y")) else { panic!() };
+            assert!(why.contains("32003 characters, and at most 32000"), "{why}");
+        }
+    }
+
+    #[test]
+    fn labels_of_any_script_are_shown_as_they_are_and_matched_in_any_case() {
+        let mut question = colours();
+        let labels = ["כן, בטח", "ÄPFEL", "赤", "<b>\"bold\" & co</b>"];
+        question.prompts[0].options = labels.map(Choice::label).into();
+        let shown = as_text(&question);
+        for (i, label) in labels.iter().enumerate() {
+            assert!(shown.contains(&format!("{}. {label}\n", i + 1)), "{shown}");
+            assert_eq!(one(&question, &label.to_lowercase()), Some(Answer::option(i)), "{label}");
+        }
+    }
+
+    #[test]
+    fn the_hint_offers_only_what_is_taken() {
+        let mut question = colours();
+        assert!(as_text(&question).ends_with("_Reply with a number, a label or your own words._"));
+        question.prompts[0].allow_other = false;
+        assert!(as_text(&question).ends_with("_Reply with a number or a label._"));
+        question.prompts[0].multiple = true;
+        assert!(as_text(&question).ends_with("_Reply with numbers or labels, separated by commas._"));
+        assert!(as_text(&form()).ends_with("_Reply with one line for each question._"));
     }
 
     #[test]
