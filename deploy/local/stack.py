@@ -38,7 +38,8 @@ MODEL_ID = f"{PIPE_ID}.default"
 # Below the range from which the kernel takes ports for outgoing connections, so
 # that a part that is down for a moment finds its port free again.
 PORTS = range(20_000, 32_000)
-PREFERRED_PORTS = {"open-webui": 8180}
+# Where `up` serves Open WebUI when the port is free.
+WEB_PORT = 8180
 # Far more than any part needs, even on a busy machine.
 READY_WITHIN_S = 300
 SAY_EVERY_S = 20
@@ -134,15 +135,18 @@ class Stack:
     """All parts, their addresses and the people's accounts.
 
     `folder` keeps everything of it: data, configuration, logs, accounts. Starting again on the same
-    folder goes on where it stopped. `collect_spans` adds a span collector whose output is
+    folder goes on where it stopped, unless `fresh` empties it first. `collect_spans` adds a span collector whose output is
     `spans_file`, one JSON object a line. `stop_grace_ms` is the emitter's.
     """
 
-    def __init__(self, folder: Path, collect_spans: bool = False, stop_grace_ms: int = 1000):
+    def __init__(self, folder: Path, fresh: bool = False, collect_spans: bool = False, stop_grace_ms: int = 1000):
         self.folder = folder
+        self.fresh = fresh
         self.logs = folder / "logs"
         self.collect_spans = collect_spans
         self.stop_grace_ms = stop_grace_ms
+        # What a new folder wishes for; once started, what each part has.
+        self.ports: dict[str, int] = {}
         self.parts: dict[str, Part] = {}
         self._lock = None
 
@@ -201,9 +205,11 @@ class Stack:
     def start(self) -> None:
         """Starts everything and returns when people can chat."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.logs.mkdir(exist_ok=True)
         self._take_lock()
         self._end_leftovers()
+        if self.fresh:
+            self._empty_folder()
+        self.logs.mkdir(exist_ok=True)
         self._load_settings()
         self._write_configs()
         self._define_parts()
@@ -294,10 +300,17 @@ class Stack:
         print(os.getpid(), file=lock, flush=True)
         self._lock = lock
 
+    def _empty_folder(self) -> None:
+        for entry in self.folder.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != "lock":
+                entry.unlink()
+
     def _load_settings(self) -> None:
         """Tokens, accounts and ports: made once, so that a restart changes nothing for anybody."""
         file = self.folder / "settings.json"
-        self.settings = json.loads(file.read_text()) if file.exists() else _new_settings()
+        self.settings = json.loads(file.read_text()) if file.exists() else _new_settings(self.ports)
         self.ports = _free_ports(self.settings["ports"])
         _write_private(file, json.dumps(self.settings | {"ports": self.ports}, indent=2))
 
@@ -511,12 +524,12 @@ monitor_url = "http://{self.address("nats-http")}"
         }
 
 
-def _new_settings() -> dict:
+def _new_settings(ports: dict[str, int]) -> dict:
     def account(name: str) -> dict:
         return {"name": name.title(), "email": f"{name}@askbus.test", "password": secrets.token_urlsafe(9)}
 
     return {
-        "ports": {},
+        "ports": ports,
         "gateway_token": secrets.token_urlsafe(24),
         "adapter_token": secrets.token_urlsafe(24),
         "emitter_token": secrets.token_urlsafe(24),
@@ -544,8 +557,7 @@ def _free_ports(wanted: dict[str, int]) -> dict[str, int]:
     )  # fmt: skip
     ports: dict[str, int] = {}
     for name in names:
-        first = wanted.get(name) or PREFERRED_PORTS.get(name)
-        candidates = ([first] if first else []) + random.sample(PORTS, 50)
+        candidates = ([wanted[name]] if name in wanted else []) + random.sample(PORTS, 50)
         ports[name] = next(port for port in candidates if port not in ports.values() and _is_free(port))
     return ports
 
@@ -597,6 +609,7 @@ def _write_private(file: Path, text: str) -> None:
 
 def up() -> None:
     stack = Stack(STATE / "up")
+    stack.ports = {"open-webui": WEB_PORT}
 
     def stop(*_):
         raise KeyboardInterrupt

@@ -1,6 +1,5 @@
 """The full stack, once for all tests that ask for it."""
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -13,10 +12,8 @@ from stack import STATE, Stack  # noqa: E402
 @pytest.fixture(scope="session")
 def full_stack():
     """Every part, the real ones where there are real ones. Its folder, with all logs, stays afterwards."""
-    folder = STATE / "e2e"
-    shutil.rmtree(folder, ignore_errors=True)
     # A busy machine takes up to two seconds from Open WebUI's stop to the message that follows it.
-    stack = Stack(folder, collect_spans=True, stop_grace_ms=5000)
+    stack = Stack(STATE / "e2e", fresh=True, collect_spans=True, stop_grace_ms=5000)
     stack.start()
     yield stack
     stack.stop()
