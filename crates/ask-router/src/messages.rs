@@ -132,6 +132,8 @@ impl Router {
             }
             MessageDecision::Late { question } => note = self.answer(request, question).await?,
             MessageDecision::Clarify { .. } => {}
+            // What came after it is not meant: a repeated Stop must not stop that.
+            MessageDecision::Stop if number_of(&session.value, &request.message) < session.value.count => {}
             MessageDecision::Stop => {
                 if let StopResponse::Retry { why } = self.stop_session(&request.session).await? {
                     return Ok(SayResponse::Retry { why });
@@ -172,7 +174,10 @@ impl Router {
             ReplyResponse::Retry { why } => {
                 return Err(BusError::Unavailable { what: "the answer was not written".into(), reason: why });
             }
-            other => Some(format!("The answer was not taken: {other:?}.")),
+            ReplyResponse::Invalid { invalid } => Some(format!("The answer was not taken: {invalid}.")),
+            ReplyResponse::WrongUser | ReplyResponse::UnknownQuestion => {
+                Some("The question is not one of this chat's.".into())
+            }
         })
     }
 

@@ -3,7 +3,9 @@
 use ask_bus::{BusError, Incoming};
 use ask_core::entry::{DecidedBy, Entry, Verdict};
 use ask_core::outcome::Outcome;
+use ask_core::question::Invalid;
 use ask_core::reply::{Answer, Reply};
+use ask_core::surface::Surface;
 use ask_core::time::Timestamp;
 use ask_core::wire::{ReplyRequest, ReplyResponse};
 use tracing::Instrument;
@@ -43,6 +45,12 @@ impl Router {
         trust: Trust,
     ) -> Result<ReplyResponse, BusError> {
         let key = &request.key;
+        let surface = request.reply.surface;
+        if trust == Trust::Owner && matches!(surface, Surface::Gateway | Surface::Cli) {
+            // Who is believed without being the owner has subjects of its own.
+            let invalid = Invalid::new("surface", "one of a front end", surface.name());
+            return Ok(ReplyResponse::Invalid { invalid });
+        }
         if trust == Trust::Owner && !self.may_reply(request).await? {
             return Ok(ReplyResponse::WrongUser);
         }

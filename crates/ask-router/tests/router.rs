@@ -309,6 +309,37 @@ async fn an_answer_that_does_not_fit_is_refused_and_the_question_stays() {
 }
 
 #[tokio::test]
+async fn a_front_end_can_not_pass_for_the_gateway() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    let asked = setup.ask("c1", |_| ()).await;
+    let mut request = reply(&asked.key, "gateway-1", "alice", Answer::option(0));
+    request.reply.surface = Surface::Gateway;
+    assert!(matches!(setup.bus.reply(&request).await.unwrap(), ReplyResponse::Invalid { .. }));
+    assert!(setup.entry(&asked.key).await.is_pending());
+}
+
+#[tokio::test]
+async fn a_repeated_stop_leaves_alone_what_came_after_it() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    let stop = say("m1", "alice", "/stop");
+    let mut adapter = setup.bus.serve_adapter("g").await.unwrap();
+    let serve = async {
+        let Some(AdapterRequest::Abort(abort)) = adapter.next().await else { panic!("no abort came") };
+        abort.answer(&AbortResponse { aborted: true, error: None }).await;
+    };
+    let (first, ()) = tokio::join!(setup.bus.say(&stop), serve);
+    assert!(matches!(first.unwrap(), SayResponse::Routed { decision: MessageDecision::Stop, .. }));
+    setup.say("m2", "alice", "go on").await;
+    let asked = setup.ask("c1", |_| ()).await;
+    let again = setup.bus.say(&stop).await.unwrap();
+    assert!(matches!(again, SayResponse::Routed { decision: MessageDecision::Stop, .. }));
+    assert!(setup.entry(&asked.key).await.is_pending());
+    assert_eq!(setup.bus.session(&session()).await.unwrap().unwrap().value.stopped_through, 2);
+}
+
+#[tokio::test]
 async fn an_outcome_of_the_gateway_needs_no_owner() {
     let setup = Setup::new().await;
     let asked = setup.ask("c1", |e| e.road = Road::Native).await;

@@ -208,8 +208,9 @@ async fn try_send(link: &Arc<Link>, item: &ChatItem, may_be_sent: bool) -> Resul
     if may_be_sent || !link.runs.is_known(session) {
         let history = link.client.chat_history(session, super::HISTORY).await?;
         learn_active(link, session, &history);
-        // Sent before: the Gateway's own memory of keys ends with its process (rule S11).
-        if may_be_sent && history.knows(&item.run) {
+        // Sent before: the Gateway's own memory of keys ends with its process (rule S11). An item
+        // may also be new on the bus and old at the Gateway, when its message was repeated.
+        if history.knows(&item.run) {
             let into = link.runs.active(session).filter(|run| *run != item.run);
             return Ok(Sent { what: RunEvent::Sent { into }, before: Some(history) });
         }

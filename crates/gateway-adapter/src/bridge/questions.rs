@@ -290,14 +290,23 @@ impl Link {
     /// sealed in its place only says that there is one.
     async fn sealed(&self, entry: &Entry, answers: &Answers) -> ReplyContent {
         let mut reply = answers_of(&entry.question, answers);
-        if entry.question.is_secret()
-            && let Ok(Some(key)) = self.adapter.bus.seal_key(self.adapter.gateway()).await
-        {
+        let mut pause = Pause::default();
+        while entry.question.is_secret() {
+            let key = match self.adapter.bus.seal_key(self.adapter.gateway()).await {
+                Ok(Some(key)) => key,
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "the seal key was not read; trying again");
+                    pause.wait().await;
+                    continue;
+                }
+            };
             for answer in reply.values_mut() {
                 if let Ok(sealed) = key.seal("stored", &entry.key, &gateway_reply_id(&entry.key)) {
                     *answer = Answer::Sealed(sealed);
                 }
             }
+            break;
         }
         ReplyContent::Answers { answers: reply }
     }

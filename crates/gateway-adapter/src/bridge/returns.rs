@@ -267,7 +267,7 @@ pub(super) fn tool_result_seen(
                 // The plugin's result holds a handle instead.
                 Ok(Some(secret)) => decided.value.road == Road::Mcp && text.contains(secret.as_str()),
                 Ok(None) => tool_result(&decided.value)
-                    .is_some_and(|told| !told.text.is_empty() && text.contains(&told.text)),
+                    .is_some_and(|told| shows(&text, &told.text, decided.value.road)),
                 Err(_) => false,
             };
             if shown {
@@ -283,5 +283,13 @@ pub(super) async fn close(adapter: &Adapter, key: &QuestionKey, returned: Return
     while let Err(error) = adapter.close(key, &returned).await {
         tracing::warn!(%error, "a return was not written; trying again");
         pause.wait().await;
+    }
+}
+
+/// Whether a result is what its call was told. MCP results come wrapped in words of the Gateway.
+fn shows(result: &str, told: &str, road: Road) -> bool {
+    match road {
+        Road::Mcp => !told.is_empty() && result.contains(told),
+        _ => result == told,
     }
 }
