@@ -839,7 +839,8 @@ async fn input_beyond_its_limits_is_refused_with_field_limit_and_value() {
     let setup = Setup::new().await;
     let front = setup.front();
     let table: Vec<(&str, Value, &str, Value)> = vec![
-        ("message", json!("x".repeat(201)), "message", json!(200)),
+        ("message", json!("x".repeat(401)), "message", json!(400)),
+        ("chat", json!("é".repeat(70)), "chat", json!(400)),
         ("text", json!("x".repeat(200_001)), "text", json!(200_000)),
         ("agent", json!("a:b"), "agent", Value::Null),
         ("after", json!("nonsense"), "after", Value::Null),
