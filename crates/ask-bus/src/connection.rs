@@ -8,6 +8,7 @@ use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::jetstream::{self, stream::Stream};
 use async_nats::{Client, ConnectOptions, Event, HeaderMap, RequestErrorKind, header};
 use bytes::Bytes;
+use futures::StreamExt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
@@ -130,6 +131,25 @@ impl Bus {
     pub async fn close(&self) {
         if let Err(error) = self.inner.client.drain().await {
             tracing::warn!(%error, "nats: nothing was drained");
+        }
+    }
+
+    /// Waits until the server knows every subscription made so far. A flush only writes them, so
+    /// that a request from another connection could still find nobody.
+    ///
+    /// # Errors
+    /// When the connection is closed for good.
+    pub(crate) async fn subscriptions_known(&self) -> Result<(), String> {
+        let client = self.client();
+        let inbox = client.new_inbox();
+        let mut echo = client.subscribe(inbox.clone()).await.map_err(|e| e.to_string())?;
+        loop {
+            client.publish(inbox.clone(), Bytes::new()).await.map_err(|e| e.to_string())?;
+            match tokio::time::timeout(REQUEST_TIMEOUT, echo.next()).await {
+                Ok(Some(_)) => return Ok(()),
+                Ok(None) => return Err("the connection is closed".into()),
+                Err(_) => tracing::warn!("nats does not answer; asking again"),
+            }
         }
     }
 

@@ -144,7 +144,7 @@ impl Bus {
         let failed = |e: String| BusError::unavailable("can't subscribe to questions", e);
         let entries = self.client().subscribe("ask.>").await.map_err(|e| failed(e.to_string()))?;
         let steps = self.client().subscribe("step.>").await.map_err(|e| failed(e.to_string()))?;
-        self.client().flush().await.map_err(|e| failed(e.to_string()))?;
+        self.subscriptions_known().await.map_err(failed)?;
         let mut connections = self.connections();
         connections.mark_unchanged();
         Ok(QuestionFeed { bus: self.clone(), entries, steps, connections })

@@ -91,7 +91,7 @@ impl Bus {
             let endpoint = service.endpoint_builder().name(name).add(format!("{name}.>")).await;
             endpoints.push(endpoint.map_err(|e| failed(e.to_string()))?);
         }
-        self.client().flush().await.map_err(|e| failed(e.to_string()))?;
+        self.subscriptions_known().await.map_err(failed)?;
         Ok(RouterRequests { bus: self.clone(), service, endpoints: futures::stream::select_all(endpoints) })
     }
 
@@ -106,7 +106,7 @@ impl Bus {
             let subscriber = self.client().queue_subscribe(subject, "gateway-adapter".into()).await;
             subscribers.push(subscriber.map_err(|e| failed(e.to_string()))?);
         }
-        self.client().flush().await.map_err(|e| failed(e.to_string()))?;
+        self.subscriptions_known().await.map_err(failed)?;
         Ok(AdapterRequests { bus: self.clone(), subscribers: futures::stream::select_all(subscribers) })
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ask_bus::seal::OpenKey;
-use ask_bus::{Bus, BusError, BusOptions, Change, Lease, Provisioning, Stored, Watch};
+use ask_bus::{AdapterRequest, Bus, BusError, BusOptions, Change, Lease, Provisioning, Stored, Watch};
 use ask_core::SCHEMA;
 use ask_core::entry::{Entry, Road, Verdict};
 use ask_core::key::{QuestionKey, SessionKey};
@@ -13,10 +13,9 @@ use ask_core::reply::{Answer, Reply, ReplyContent, Responder};
 use ask_core::session::SendBy;
 use ask_core::surface::Surface;
 use ask_core::time::Timestamp;
-use ask_core::wire::{ChatItem, RunEvent, RunItem};
+use ask_core::wire::{Agent, ChatItem, RunEvent, RunItem};
 use testkit::nats::{NatsOptions, NatsServer};
-
-const WITHIN: Duration = Duration::from_secs(20);
+use testkit::{WITHIN, until};
 
 async fn provisioned() -> (NatsServer, Bus) {
     let server = NatsServer::start_with(NatsOptions { fsync: true, ..Default::default() }).await.unwrap();
@@ -27,18 +26,6 @@ async fn provisioned() -> (NatsServer, Bus) {
 
 async fn connect(server: &NatsServer) -> Bus {
     Bus::connect(BusOptions { url: server.url(), name: "test".into(), ..Default::default() }).await.unwrap()
-}
-
-async fn until<T>(condition: impl AsyncFn() -> Option<T>) -> T {
-    let wait = async {
-        loop {
-            if let Some(value) = condition().await {
-                return value;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(WITHIN, wait).await.expect("the condition did not come true in time")
 }
 
 fn key(question: &str) -> QuestionKey {
@@ -127,7 +114,7 @@ async fn n7_a_watch_loads_everything_and_misses_nothing_over_a_restart_of_the_se
     bus.write_asked(&entry("q2", false)).await.unwrap();
     assert_eq!(next_put(&mut watch).await.value.key, key("q2"));
     server.restart().await.unwrap();
-    until(async || bus.write_asked(&entry("q3", false)).await.ok()).await;
+    until("the server", async || bus.write_asked(&entry("q3", false)).await.ok()).await;
     while next_put(&mut watch).await.value.key != key("q3") {}
 }
 
@@ -147,7 +134,7 @@ async fn runs_are_replayed_and_followed_without_a_gap_over_a_restart_of_the_serv
     let second = bus.write_run(&text("r", "b")).await.unwrap();
     assert_eq!(feed.next().await.unwrap().sequence, second);
     server.restart().await.unwrap();
-    until(async || bus.write_run(&text("r", "c")).await.ok()).await;
+    until("the server", async || bus.write_run(&text("r", "c")).await.ok()).await;
     assert_eq!(feed.next().await.unwrap().item, text("r", "c"));
     let replayed = bus.replay_runs(&SessionKey::new("g", "s"), first).await.unwrap();
     let items: Vec<_> = replayed.iter().map(|d| d.item.clone()).collect();
@@ -193,7 +180,7 @@ async fn of_two_who_take_the_lease_one_gets_it() {
 async fn what_was_not_provisioned_is_named_and_never_made() {
     let server = NatsServer::start().await.unwrap();
     let bus = connect(&server).await;
-    let missing = until(async || match bus.check().await {
+    let missing = until("the missing stream", async || match bus.check().await {
         Err(error @ BusError::NotProvisioned { .. }) => Some(error.to_string()),
         _ => None,
     });
@@ -225,4 +212,20 @@ async fn an_entry_that_can_not_be_read_is_parked_and_blocks_nothing() {
     let parked = dead.get_last_raw_message_by_subject("dead.KV.ask.g.s.r.bad").await.unwrap();
     assert_eq!(parked.payload.as_ref(), b"{nonsense");
     assert!(parked.headers.get("Askbus-Reason").is_some());
+}
+
+#[tokio::test]
+async fn who_serves_is_reached_by_the_next_request_of_any_connection() {
+    let (server, asker) = provisioned().await;
+    let adapter = connect(&server).await;
+    for gateway in (0..100).map(|n| format!("g{n}")) {
+        let mut requests = adapter.serve_adapter(&gateway).await.unwrap();
+        let answer = async {
+            let Some(AdapterRequest::Agents(request)) = requests.next().await else { panic!("no request") };
+            request.answer(&Vec::<Agent>::new()).await;
+            Ok(())
+        };
+        let (listed, ()) = tokio::try_join!(asker.agents(&gateway), answer).unwrap();
+        assert!(listed.is_empty());
+    }
 }

@@ -17,10 +17,9 @@ use ask_core::wire::*;
 use ask_router::{RouterConfig, SERVICE};
 use service_kit::Health;
 use testkit::nats::NatsServer;
+use testkit::{WITHIN, until};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-
-const WITHIN: Duration = Duration::from_secs(20);
 
 struct Setup {
     server: NatsServer,
@@ -52,7 +51,7 @@ impl Setup {
         let (health, shutdown) = (Health::new(&SERVICE), CancellationToken::new());
         let bus = connect(&self.server).await;
         let running = tokio::spawn(ask_router::run(config, bus, health.clone(), shutdown.clone()));
-        until(async || health.unmet().is_empty().then_some(())).await;
+        until("the router", async || health.unmet().is_empty().then_some(())).await;
         self.routers.push((shutdown, running));
     }
 
@@ -125,24 +124,12 @@ impl Setup {
     }
 
     async fn decided(&self, key: &QuestionKey) -> Entry {
-        until(async || Some(self.entry(key).await).filter(|e| !e.is_pending())).await
+        until("the decision", async || Some(self.entry(key).await).filter(|e| !e.is_pending())).await
     }
 
     async fn writes(&self, key: &QuestionKey) -> usize {
         self.bus.question_history(key).await.unwrap().len()
     }
-}
-
-async fn until<T>(condition: impl AsyncFn() -> Option<T>) -> T {
-    let wait = async {
-        loop {
-            if let Some(value) = condition().await {
-                return value;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(WITHIN, wait).await.expect("the condition did not come true in time")
 }
 
 async fn next_step(feed: &mut QuestionFeed) -> ShowStep {
@@ -213,7 +200,7 @@ async fn a_life_at_machine_speed_takes_three_durable_writes() {
     // A second question whose steps are on record shows that nothing more was due for the first.
     let slow = setup.ask("c2", |_| ()).await;
     setup.delivered(&slow.key, false).await;
-    until(async || setup.entry(&slow.key).await.was_delivered().then_some(())).await;
+    until("the delivery", async || setup.entry(&slow.key).await.was_delivered().then_some(())).await;
     assert_eq!(setup.writes(&asked.key).await, 3);
     assert_eq!(setup.writes(&slow.key).await, 2);
 }
@@ -225,7 +212,7 @@ async fn steps_that_last_over_a_second_are_one_write_more() {
     setup.look(true).await;
     let asked = setup.ask("c1", |_| ()).await;
     setup.delivered(&asked.key, false).await;
-    until(async || setup.entry(&asked.key).await.was_delivered().then_some(())).await;
+    until("the delivery", async || setup.entry(&asked.key).await.was_delivered().then_some(())).await;
     setup.reply(&asked.key, "r1", "alice", Answer::option(1)).await;
     assert_eq!(setup.writes(&asked.key).await, 3, "asked, steps, decided");
 }
@@ -391,7 +378,7 @@ async fn what_fell_due_while_no_router_ran_expires_at_the_next_start() {
     setup.kill_routers().await;
     let deadline = Timestamp::now().plus(Duration::from_millis(1));
     let asked = setup.ask("c1", |e| e.deadline = deadline).await;
-    until(async || (Timestamp::now() > deadline).then_some(())).await;
+    until("the deadline", async || (Timestamp::now() > deadline).then_some(())).await;
     setup.start_router().await;
     assert_eq!(*outcome(&setup.decided(&asked.key).await), Outcome::Expired);
 }
@@ -513,7 +500,7 @@ async fn a_pending_question_outlives_a_killed_router_and_a_restarted_server() {
     let asked = setup.ask("c1", |_| ()).await;
     setup.kill_routers().await;
     setup.server.restart().await.unwrap();
-    until(async || setup.bus.check().await.ok()).await;
+    until("the streams", async || setup.bus.check().await.ok()).await;
     setup.start_router().await;
     assert_eq!(setup.reply(&asked.key, "r1", "alice", Answer::option(2)).await, ReplyResponse::Saved);
 }
@@ -524,7 +511,7 @@ async fn without_a_router_a_reply_fails_at_once_instead_of_waiting() {
     setup.bind().await;
     let asked = setup.ask("c1", |_| ()).await;
     setup.kill_routers().await;
-    let refused = until(async || {
+    let refused = until("the refusal", async || {
         let sent = setup.bus.reply(&reply(&asked.key, "r1", "alice", Answer::option(0))).await;
         matches!(sent, Err(ask_bus::BusError::NoResponders { .. })).then_some(())
     });

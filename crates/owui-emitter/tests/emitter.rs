@@ -21,11 +21,11 @@ use service_kit::{Health, Redacted, telemetry};
 use testkit::front::FrontEnd;
 use testkit::nats::NatsServer;
 use testkit::otlp::OtlpSink;
+use testkit::{WITHIN, until};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-const WITHIN: Duration = Duration::from_secs(20);
 const GATEWAY: &str = "openclaw";
 const TOKEN: &str = "front-end-token";
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -88,7 +88,7 @@ impl Setup {
         let (health, shutdown) = (Health::new(&ask_router::SERVICE), CancellationToken::new());
         let bus = connect(&self.server).await;
         let task = tokio::spawn(ask_router::run(config, bus, health.clone(), shutdown.clone()));
-        until(async || health.unmet().is_empty().then_some(())).await;
+        until("the emitter", async || health.unmet().is_empty().then_some(())).await;
         self.router = Some(Running { shutdown, task });
     }
 
@@ -153,7 +153,7 @@ impl Setup {
     }
 
     async fn decided(&self, entry: &Entry) -> Outcome {
-        let decided = until(async || self.entry(entry).await.decision().cloned()).await;
+        let decided = until("the decision", async || self.entry(entry).await.decision().cloned()).await;
         decided.outcome
     }
 
@@ -167,7 +167,7 @@ impl Setup {
 
 async fn start_emitter(server: &NatsServer, listen: &str) -> (String, Running) {
     // The address of a killed emitter is free as soon as its listener is dropped.
-    let listener = until(async || TcpListener::bind(listen).await.ok()).await;
+    let listener = until("the port", async || TcpListener::bind(listen).await.ok()).await;
     let url = format!("http://{}", listener.local_addr().unwrap());
     let config = EmitterConfig {
         http: HttpConfig { listen: listener.local_addr().unwrap(), token: Redacted::new(TOKEN.into()) },
@@ -179,20 +179,8 @@ async fn start_emitter(server: &NatsServer, listen: &str) -> (String, Running) {
     let (health, shutdown) = (Health::new(&owui_emitter::SERVICE), CancellationToken::new());
     let bus = connect(server).await;
     let task = tokio::spawn(owui_emitter::serve(listener, config, bus, health.clone(), shutdown.clone()));
-    until(async || health.unmet().is_empty().then_some(())).await;
+    until("the emitter", async || health.unmet().is_empty().then_some(())).await;
     (url, Running { shutdown, task })
-}
-
-async fn until<T>(condition: impl AsyncFn() -> Option<T>) -> T {
-    let wait = async {
-        loop {
-            if let Some(value) = condition().await {
-                return value;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(WITHIN, wait).await.expect("the condition did not come true in time")
 }
 
 fn cities(prompt: &mut Prompt) {
@@ -495,7 +483,7 @@ async fn left_and_a_new_turn_is_no_stop() {
     let own_words = Answer::text("Oslo, please");
     assert_eq!(decided, Outcome::Answered { answers: [("answer".into(), own_words)].into() });
     // Past the grace nothing was stopped: the run of the answered question still ends in this turn.
-    until(async || (left.elapsed() > Duration::from_millis(600)).then_some(())).await;
+    until("the grace", async || (left.elapsed() > Duration::from_millis(600)).then_some(())).await;
     setup.put_out(&session, &run, 2, done("Meanwhile. Oslo it is")).await;
     assert_eq!(next.end().await.unwrap(), "done");
     assert_eq!(next.text(), "Meanwhile. Oslo it is");
@@ -511,7 +499,7 @@ async fn a_dropped_connection_is_not_stop() {
     });
     turn.cut();
     let cut = std::time::Instant::now();
-    until(async || (cut.elapsed() > Duration::from_millis(900)).then_some(())).await;
+    until("the grace", async || (cut.elapsed() > Duration::from_millis(900)).then_some(())).await;
     assert!(setup.entry(&entry).await.is_pending());
     setup.put_out(&session, &run, 1, done("done")).await;
     assert_eq!(turn.end().await.unwrap(), "done");
@@ -784,10 +772,12 @@ async fn the_models_are_the_gateways_agents_and_absent_without_an_adapter() {
     let absent = front.models().await.unwrap();
     assert_eq!((absent.status, absent.result()), (503, "no_gateway"));
     let mut adapter = setup.bus.serve_adapter(GATEWAY).await.unwrap();
-    let (models, ()) = tokio::join!(front.models(), async {
+    let agents = async {
         let Some(AdapterRequest::Agents(request)) = adapter.next().await else { panic!("no request") };
         request.answer(&vec![Agent { id: "main".into(), name: "Main".into() }]).await;
-    });
+    };
+    let asked = tokio::time::timeout(WITHIN, async { tokio::join!(front.models(), agents) }).await;
+    let (models, ()) = asked.expect("the adapter was not asked");
     assert_eq!(models.unwrap().body, json!({"models": [{"id": "openclaw/main", "name": "Main"}]}));
     assert_eq!(front.models().await.unwrap().status, 200, "known for a while");
 }

@@ -25,3 +25,23 @@ pub fn http_client() -> reqwest::Client {
     let client = reqwest::Client::builder().no_proxy().build();
     client.expect("an http client without settings")
 }
+
+/// How long [`until`] waits. The real Gateway takes 20 s for its first turn on a busy machine.
+pub const WITHIN: std::time::Duration = std::time::Duration::from_secs(120);
+
+/// Looks again and again until there is a value.
+///
+/// # Panics
+/// There is none after [`WITHIN`].
+pub async fn until<T>(what: &str, look: impl AsyncFn() -> Option<T>) -> T {
+    let wait = async {
+        loop {
+            if let Some(value) = look().await {
+                return value;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    let found = tokio::time::timeout(WITHIN, wait).await;
+    found.unwrap_or_else(|_| panic!("{what} did not come within {WITHIN:?}"))
+}

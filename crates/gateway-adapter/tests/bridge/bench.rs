@@ -20,6 +20,7 @@ use gateway_adapter::config::{AdapterConfig, GatewayConfig, HttpConfig, Question
 use service_kit::{Health, Redacted};
 use testkit::gateway::{GatewayOptions, PluginEndpoint, ScriptedGateway};
 use testkit::nats::NatsServer;
+use testkit::until;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -29,8 +30,6 @@ use crate::real_gateway::{self, RealGateway};
 pub const GATEWAY: &str = "openclaw";
 pub const SESSION: &str = "agent:main:owui-1";
 pub const OWNER: &str = "alice";
-/// The real Gateway was seen to take 20 s for its first turn on a busy machine.
-pub const WITHIN: Duration = Duration::from_secs(120);
 /// Asks with three choices.
 pub const ASK: &str = r#"CALL ask_user {"questions":[{"id":"color","header":"Color","question":"Which color?","options":[{"label":"Red"},{"label":"Green"},{"label":"Blue"}]}]}"#;
 
@@ -277,19 +276,4 @@ pub fn streamed(items: &[RunItem]) -> String {
 
 async fn connect(url: String) -> Bus {
     Bus::connect(BusOptions { url, name: "test".into(), ..Default::default() }).await.unwrap()
-}
-
-/// Looks again and again until there is a value.
-pub async fn until<T>(what: &str, look: impl AsyncFn() -> Option<T>) -> T {
-    let wait = async {
-        loop {
-            if let Some(value) = look().await {
-                return value;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(WITHIN, wait)
-        .await
-        .unwrap_or_else(|_| panic!("{what} did not come within {WITHIN:?}"))
 }

@@ -10,7 +10,9 @@ use ask_core::wire::{ReplyRequest, ReplyResponse};
 use serde_json::json;
 use testkit::gateway::{Fault, GatewayOptions};
 
-use crate::bench::{ASK, Adapter, Bench, OWNER, SESSION, WITHIN, until};
+use testkit::{WITHIN, until};
+
+use crate::bench::{ASK, Adapter, Bench, OWNER, SESSION};
 
 fn delivered(proof: &str) -> Returned {
     Returned::Delivered { proof: proof.into() }

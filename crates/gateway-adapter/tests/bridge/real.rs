@@ -5,7 +5,9 @@ use ask_core::outcome::{CancelReason, Outcome, Returned};
 use ask_core::reply::{Answer, ReplyContent};
 use ask_core::wire::{ReplyResponse, RunEnd, RunEvent, StopResponse, ToolPhase};
 
-use crate::bench::{ASK, Bench, streamed, until};
+use testkit::until;
+
+use crate::bench::{ASK, Bench, streamed};
 use crate::real_gateway::RealGateway;
 
 fn how(items: &[ask_core::wire::RunItem]) -> RunEnd {

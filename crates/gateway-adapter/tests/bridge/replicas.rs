@@ -6,7 +6,9 @@ use ask_core::outcome::Returned;
 use ask_core::reply::Answer;
 use testkit::gateway::GatewayOptions;
 
-use crate::bench::{ASK, Bench, SESSION, until};
+use testkit::until;
+
+use crate::bench::{ASK, Bench, SESSION};
 
 #[tokio::test]
 async fn one_replica_works_and_the_next_takes_over_within_five_seconds() {

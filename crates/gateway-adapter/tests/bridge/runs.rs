@@ -5,7 +5,9 @@ use ask_core::wire::{RunEnd, RunEvent, StopResponse, ToolPhase};
 use serde_json::json;
 use testkit::gateway::{Fault, GatewayOptions, Rejection};
 
-use crate::bench::{ASK, Bench, SESSION, WITHIN, streamed, until};
+use testkit::{WITHIN, until};
+
+use crate::bench::{ASK, Bench, SESSION, streamed};
 
 fn ended(what: &RunEvent) -> Option<(&RunEnd, Option<&str>)> {
     match what {

@@ -17,6 +17,7 @@ use gateway_adapter::config::{AdapterConfig, GatewayConfig, HttpConfig, Question
 use serde_json::{Value, json};
 use service_kit::{Health, Redacted};
 use testkit::nats::NatsServer;
+use testkit::until;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -27,7 +28,6 @@ pub const SESSION: &str = "agent:main:owui-1";
 pub const OWNER: &str = "alice";
 
 /// On a busy machine of two cores a Python was seen to take half a minute to start.
-const WITHIN: Duration = Duration::from_secs(120);
 
 pub struct Bench {
     pub server: NatsServer,
@@ -234,19 +234,4 @@ pub fn reply(entry: &Entry, id: &str, answer: Answer) -> ReplyRequest {
 
 async fn connect(url: String) -> Bus {
     Bus::connect(BusOptions { url, name: "test".into(), ..Default::default() }).await.unwrap()
-}
-
-/// Looks again and again until there is a value.
-pub async fn until<T>(what: &str, look: impl AsyncFn() -> Option<T>) -> T {
-    let wait = async {
-        loop {
-            if let Some(value) = look().await {
-                return value;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(WITHIN, wait)
-        .await
-        .unwrap_or_else(|_| panic!("{what} did not come within {WITHIN:?}"))
 }

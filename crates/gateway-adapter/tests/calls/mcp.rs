@@ -7,7 +7,9 @@ use ask_core::time::Timestamp;
 use reqwest::{Method, RequestBuilder, Response};
 use serde_json::{Value, json};
 
-use crate::bench::{Adapter, Bench, SESSION, TOKEN, until};
+use testkit::until;
+
+use crate::bench::{Adapter, Bench, SESSION, TOKEN};
 
 const OPENCLAW: &str = "openclaw-bundle-mcp";
 const OTHER: &str = "some-client";

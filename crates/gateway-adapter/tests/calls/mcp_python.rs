@@ -9,7 +9,9 @@ use ask_core::reply::Answer;
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
-use crate::bench::{Adapter, Bench, TOKEN, until};
+use testkit::until;
+
+use crate::bench::{Adapter, Bench, TOKEN};
 
 fn call(adapter: &Adapter, args: Value, timeout_s: Option<f64>) -> Child {
     let python = std::env::var("ASKBUS_MCP_PYTHON").expect("ASKBUS_MCP_PYTHON: run ./dev e2e");
