@@ -139,7 +139,7 @@ class Stack:
     `spans_file`, one JSON object a line. `stop_grace_ms` is the emitter's.
     """
 
-    def __init__(self, folder: Path, fresh: bool = False, collect_spans: bool = False, stop_grace_ms: int = 1000):
+    def __init__(self, folder: Path, fresh: bool = False, collect_spans: bool = False, stop_grace_ms: int = 2000):
         self.folder = folder
         self.fresh = fresh
         self.logs = folder / "logs"

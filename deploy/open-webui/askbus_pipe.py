@@ -34,8 +34,8 @@ CARD_TIMEOUT_MS = 240_000  # the most that Open WebUI grants
 CARD_SHOWN_S = 230.0  # shown anew before the browser's own timer answers "cancelled"
 SILENCE_S = 30.0  # three missed pings
 RETRY_S = (0.25, 5.0)
-REPORT_FOR_S = 60.0  # how long a report is repeated after its turn is gone
-LEFT_WAIT_S = 1.0
+REPORT_FOR_S = 600.0  # how long a report is repeated after its turn is gone
+LEFT_WAIT_S = 1.0  # for it to arrive before the call that may follow
 TRACE_WAIT_S = 1.0
 LINE_LIMIT = 8 * 2**20
 
@@ -442,13 +442,15 @@ class Service:
         except (aiohttp.ClientError, OSError, ValueError, asyncio.TimeoutError) as error:
             raise Away(type(error).__name__) from None
 
-    async def post(self, path, body):
-        """(status, JSON object); raises Away for what is worth repeating."""
+    async def post(self, path, body, arrived=lambda: None):
+        """(status, JSON object); raises Away for what is worth repeating. `arrived` is called when the
+        service has it, which may be before it has decided."""
         try:
             timeout = aiohttp.ClientTimeout(total=15, sock_connect=5)
             async with self.http.post(self.url + path, json=body, timeout=timeout) as response:
                 if response.status >= 500 or response.status in (408, 429):
                     raise Away(f"status {response.status}")
+                arrived()
                 raw = await response.read()
                 status = response.status
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
@@ -492,13 +494,13 @@ def delays():
         delay = min(delay * 2, most)
 
 
-async def report(open_service, path, body):
-    """Posts what must arrive even though its turn may be gone by then."""
+async def report(open_service, path, body, arrived):
+    """Posts what must be done even though its turn may be gone by then."""
     until = time.monotonic() + REPORT_FOR_S
     async with open_service() as service:
         for delay in delays():
             try:
-                await service.post(path, body)
+                await service.post(path, body, arrived)
                 return
             except Away as why:
                 if time.monotonic() + delay > until:
@@ -612,7 +614,8 @@ class Turn:
                     if self.open:
                         await self.status("Stopped", True)
                     self.close()
-                    await asyncio.wait({left}, timeout=LEFT_WAIT_S)
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(left.wait(), LEFT_WAIT_S)
                 raise
             finally:
                 self.close()
@@ -926,10 +929,12 @@ class Turn:
         self.later("/v1/shown", body | ({"reason": reason} if reason else {}))
 
     def later(self, path, body):
-        task = asyncio.create_task(report(self.open_service, path, body))
+        """Posts in the background; the event is set when it has arrived."""
+        arrived = asyncio.Event()
+        task = asyncio.create_task(report(self.open_service, path, body, arrived.set))
         background.add(task)
         task.add_done_callback(background.discard)
-        return task
+        return arrived
 
     # -- the user's screen
 

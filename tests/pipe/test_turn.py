@@ -67,12 +67,13 @@ class Service:
                 raise line
             yield line
 
-    async def post(self, path, body):
+    async def post(self, path, body, arrived=lambda: None):
         self.posts.append((path, body))
         waiting = self.responses.get(path)
         response = waiting.pop(0) if waiting else ((200, {"result": "saved"}) if path == "/v1/reply" else (204, {}))
         if isinstance(response, Exception):
             raise response
+        arrived()
         return response
 
     def posted(self, path):

@@ -186,6 +186,7 @@ impl Bus {
     ) -> Result<u64, BusError> {
         let payload = encode(value);
         self.check_size(name, &subject, &payload)?;
+        let (size, limit) = (payload.len(), self.inner.client.server_info().max_payload);
         let mut headers = HeaderMap::new();
         trace::inject(&mut headers);
         match expect {
@@ -203,6 +204,7 @@ impl Bus {
             PublishErrorKind::StreamNotFound => {
                 BusError::NotProvisioned { what: format!("the stream of {subject}") }
             }
+            PublishErrorKind::MaxPayloadExceeded => BusError::TooLarge { what: name.into(), size, limit },
             _ => BusError::unavailable(format!("{name} was not written"), &error),
         };
         let sent =
@@ -254,6 +256,16 @@ impl Bus {
         match refusal {
             Some(why) => Err(BusError::Refused(why.to_string())),
             None => decode(&subject, &answer.payload),
+        }
+    }
+
+    /// A new entry takes at most half of a message, so that there is room for its answer and the
+    /// rest of its life.
+    pub(crate) fn check_room<T: Serialize>(&self, what: &str, value: &T) -> Result<(), BusError> {
+        let (size, limit) = (encode(value).len(), self.inner.client.server_info().max_payload / 2);
+        match limit > 0 && size > limit {
+            true => Err(BusError::TooLarge { what: what.into(), size, limit }),
+            false => Ok(()),
         }
     }
 

@@ -28,6 +28,7 @@ impl Bus {
     /// # Errors
     /// [`BusError::Unavailable`]: it may or may not be written; ask again with the same key.
     pub async fn write_asked(&self, entry: &Entry) -> Result<Stored<Entry>, BusError> {
+        self.check_room("asked", entry)?;
         match self.write_entry("asked", entry, Expect::Revision(0)).await {
             Ok(revision) => Ok(Stored { value: entry.clone(), revision }),
             Err(BusError::Conflict { key }) => {

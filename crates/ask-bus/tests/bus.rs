@@ -229,3 +229,13 @@ async fn who_serves_is_reached_by_the_next_request_of_any_connection() {
         assert!(listed.is_empty());
     }
 }
+
+#[tokio::test]
+async fn a_question_that_would_leave_no_room_for_its_answer_is_refused() {
+    let (_server, bus) = provisioned().await;
+    let mut large = entry("q", false);
+    large.question.prompts[0].text = "x".repeat(600_000);
+    let refused = bus.write_asked(&large).await.unwrap_err().to_string();
+    assert!(refused.contains("524288"), "{refused}");
+    assert_eq!(bus.all_questions().await.unwrap(), []);
+}

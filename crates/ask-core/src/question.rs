@@ -15,6 +15,10 @@ pub const MAX_TEXT: usize = 4_000;
 pub const MAX_LABEL: usize = 400;
 /// Longest description of an option, in characters.
 pub const MAX_DESCRIPTION: usize = 1_000;
+/// Longest value of an option, in characters.
+pub const MAX_VALUE: usize = 1_000;
+/// Longest id of a prompt, in characters.
+pub const MAX_PROMPT_ID: usize = 100;
 /// Longest header, in characters; a longer one is cut, since it is display text.
 pub const MAX_HEADER: usize = 48;
 
@@ -189,6 +193,7 @@ impl Question {
             let field = |name: &str| {
                 if self.prompts.len() == 1 { name.into() } else { format!("questions[{i}].{name}") }
             };
+            check_length(field("id"), &prompt.id, MAX_PROMPT_ID)?;
             if self.prompts[..i].iter().any(|p| p.id == prompt.id) {
                 return Err(Invalid::new(field("id"), "unique in the question", &prompt.id));
             }
@@ -216,7 +221,9 @@ impl Question {
                     return Err(Invalid::new(option_field, "a label that is not blank", "nothing"));
                 }
                 check_length(option_field.clone(), &option.label, MAX_LABEL)?;
-                check_length(option_field, option.description.as_deref().unwrap_or(""), MAX_DESCRIPTION)?;
+                let text = |text: &Option<String>| text.clone().unwrap_or_default();
+                check_length(option_field.clone(), &text(&option.description), MAX_DESCRIPTION)?;
+                check_length(option_field, &text(&option.value), MAX_VALUE)?;
             }
         }
         if self.is_secret() && self.prompts.len() > 1 {
@@ -423,6 +430,14 @@ mod tests {
             (
                 one(json!([{"label": "a", "description": "x".repeat(1_001)}])),
                 "`choices[0]` must be at most 1000 characters, got: 1001 characters",
+            ),
+            (
+                one(json!([{"label": "a", "value": "x".repeat(1_001)}])),
+                "`choices[0]` must be at most 1000 characters, got: 1001 characters",
+            ),
+            (
+                json!({"questions": [{"question": "q", "id": "x".repeat(101)}]}),
+                "`id` must be at most 100 characters, got: 101 characters",
             ),
             (one(json!(["a", "  "])), "`choices[1]` must be a label that is not blank, got: nothing"),
             (json!({"questions": vec!["q"; 9]}), "`questions` must be 1 to 8 prompts, got: 9"),

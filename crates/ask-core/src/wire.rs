@@ -116,7 +116,7 @@ pub enum SayResponse {
         rule: String,
         /// How many messages the session has had with it.
         count: u64,
-        /// For a late answer: who won and when, as people read it.
+        /// What the person should know, e.g. who won where this answer was late.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         note: Option<String>,
     },

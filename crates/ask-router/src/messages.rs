@@ -18,6 +18,8 @@ use crate::replies::Trust;
 use crate::surfaces::STEPS_WITHIN;
 use crate::{Router, spans};
 
+const ATTACHMENTS_STAY: &str = "Your text was taken as the answer. An answer carries no attachments, so the agent has not got them: send them again as a message of their own.";
+
 impl Router {
     pub(crate) async fn on_say(&self, incoming: Incoming<SayRequest>) {
         let span = spans::request("say", incoming.traceparent.as_deref());
@@ -125,7 +127,9 @@ impl Router {
             }
             MessageDecision::Answer { question } => {
                 note = self.answer(request, question).await?;
-                if note.is_some() {
+                if note.is_none() && !request.attachments.is_empty() {
+                    note = Some(ATTACHMENTS_STAY.into());
+                } else if note.is_some() {
                     decision = MessageDecision::Late { question: question.clone() };
                     self.rewrite_to_late(request).await?;
                 }

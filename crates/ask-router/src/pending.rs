@@ -37,6 +37,8 @@ struct Inner {
 
 struct Pending {
     stored: Stored<Entry>,
+    /// Surfaces for whose report an alarm is set.
+    awaited: BTreeSet<Surface>,
     /// Surfaces that did not report in time; forgotten when nothing else is left.
     unreported: Vec<Surface>,
     /// This router followed presence from the start of the question on, and nobody was there.
@@ -70,7 +72,10 @@ impl PendingQuestions {
         let nothing_offered =
             present.followed_since(now.since(entry.asked_at)) && !present.somebody(&entry.key.session_key());
         inner.by_session.entry(entry.key.session_key()).or_default().insert(key.clone());
-        inner.questions.insert(key, Pending { stored, unreported: Vec::new(), nothing_offered });
+        inner.questions.insert(
+            key,
+            Pending { stored, awaited: BTreeSet::new(), unreported: Vec::new(), nothing_offered },
+        );
         true
     }
 
@@ -122,12 +127,18 @@ impl PendingQuestions {
         (refused.collect(), pending.unreported.clone())
     }
 
+    /// True when no alarm is set yet for the report of this surface.
+    pub(crate) fn await_report(&self, key: &QuestionKey, surface: Surface) -> bool {
+        self.lock().questions.get_mut(key).is_some_and(|pending| pending.awaited.insert(surface))
+    }
+
     /// Remembers that a surface did not report in time.
     pub(crate) fn did_not_report(&self, key: &QuestionKey, surface: Surface) {
-        if let Some(pending) = self.lock().questions.get_mut(key)
-            && !pending.unreported.contains(&surface)
-        {
-            pending.unreported.push(surface);
+        if let Some(pending) = self.lock().questions.get_mut(key) {
+            pending.awaited.remove(&surface);
+            if !pending.unreported.contains(&surface) {
+                pending.unreported.push(surface);
+            }
         }
     }
 

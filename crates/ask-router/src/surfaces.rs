@@ -61,6 +61,10 @@ impl Router {
 
     async fn show_on(&self, entry: &Entry, surface: Surface, rule: &'static str) -> Result<(), BusError> {
         let step = ShowStep { schema: SCHEMA, key: entry.key.clone(), surface, rule: rule.into() };
+        // Also for a step that another router has put on record: that one may be gone.
+        if self.pending.await_report(&entry.key, surface) {
+            self.set_alarm(self.config.delivery_within, Alarm::Undelivered(entry.key.clone(), surface));
+        }
         let first = self.pending.hold(&entry.key, StepKind::Surface { surface, rule: rule.into() });
         if !first {
             return self.bus.publish_step(&step).await;
@@ -68,7 +72,6 @@ impl Router {
         let span = spans::question("choose surface", rule, entry);
         span.record("askbus.surface", surface.name());
         self.set_alarm(STEPS_WITHIN, Alarm::Steps(entry.key.clone()));
-        self.set_alarm(self.config.delivery_within, Alarm::Undelivered(entry.key.clone(), surface));
         self.bus.publish_step(&step).instrument(span).await
     }
 

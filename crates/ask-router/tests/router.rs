@@ -243,6 +243,54 @@ async fn a_surface_that_does_not_report_is_followed_by_the_next() {
 }
 
 #[tokio::test]
+async fn a_surface_that_does_not_report_is_followed_by_the_next_also_after_a_restart() {
+    let mut setup = Setup::new().await;
+    setup.bind().await;
+    setup.look(true).await;
+    let mut feed = setup.bus.question_feed().await.unwrap();
+    let asked = setup.ask("c1", |_| ()).await;
+    assert_eq!(next_step(&mut feed).await.surface, Surface::Card);
+    // The card is on record as chosen, and nobody but the next router awaits its report.
+    until("the step on record", async || (setup.writes(&asked.key).await == 2).then_some(())).await;
+    setup.kill_routers().await;
+    setup.start_router().await;
+    while next_step(&mut feed).await.surface != Surface::Durable {}
+}
+
+#[tokio::test]
+async fn surfaces_that_did_not_report_are_tried_in_turn_again_and_again() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    setup.look(true).await;
+    let mut feed = setup.bus.question_feed().await.unwrap();
+    setup.ask("c1", |_| ()).await;
+    let mut seen = Vec::new();
+    while seen.iter().filter(|surface| **surface == Surface::Card).count() < 3 {
+        let surface = next_step(&mut feed).await.surface;
+        if seen.last() != Some(&surface) {
+            seen.push(surface);
+        }
+    }
+}
+
+#[tokio::test]
+async fn attachments_beside_an_answer_are_not_dropped_without_a_word() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    let asked = setup.ask("c1", |_| ()).await;
+    setup.delivered(&asked.key, true).await;
+    let attachment = Attachment { name: "a.png".into(), mime: "image/png".into(), data: "AA==".into() };
+    let message = SayRequest { attachments: vec![attachment], ..say("m1", "alice", "oslo") };
+    let response = setup.bus.say(&message).await.unwrap();
+    let SayResponse::Routed { decision: MessageDecision::Answer { .. }, note: Some(note), .. } = response
+    else {
+        panic!("{response:?}")
+    };
+    assert!(note.contains("no attachments"), "{note}");
+    assert_eq!(outcome(&setup.decided(&asked.key).await).status(), "answered");
+}
+
+#[tokio::test]
 async fn a_session_without_a_front_end_gets_undeliverable_at_once() {
     let setup = Setup::new().await;
     let asked = setup.ask("c1", |_| ()).await;

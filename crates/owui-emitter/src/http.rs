@@ -19,6 +19,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::json;
 use service_kit::http::{ApiError, ApiJson, check_bearer, limit_body};
@@ -223,7 +224,7 @@ async fn gateway_of(emitter: &Emitter, named: Option<&str>) -> Result<String, Ap
     let own = &emitter.config.gateway;
     let Some(named) = named.filter(|named| named != own) else { return Ok(own.clone()) };
     check_id("gateway", named)?;
-    match emitter.seal_key(named).await.map_err(unsaved)? {
+    match emitter.bus.seal_key(named).await.map_err(unsaved)? {
         Some(_) => Ok(named.to_owned()),
         None => Err(ApiError::new(
             StatusCode::UNPROCESSABLE_ENTITY,
@@ -419,7 +420,7 @@ async fn reply(
     let content = match (body.answers, body.declined, body.cancelled) {
         (Some(given), false, None) => {
             let seal = match entry.question.is_secret() {
-                true => emitter.seal_key(&entry.key.gateway).await.map_err(unsaved)?,
+                true => emitter.bus.seal_key(&entry.key.gateway).await.map_err(unsaved)?,
                 false => None,
             };
             let read = answers(&entry.key, &entry.question, given, body.surface, &body.reply, seal.as_ref());
@@ -514,18 +515,22 @@ struct LeftBody {
 async fn left(
     State(emitter): State<Arc<Emitter>>,
     ApiJson(body): ApiJson<LeftBody>,
-) -> Result<StatusCode, ApiError> {
+) -> Result<Response, ApiError> {
     body.ids.check()?;
     let cursor = body.cursor.as_deref().and_then(Cursor::parse);
     let sessions = emitter.sessions_of(&body.ids).await.map_err(unsaved)?;
     // A chat may have sessions with several agents: the first is the one of this message.
-    if let Some(session) = sessions.into_iter().next() {
-        if let Some(cursor) = cursor {
-            emitter.hub.left_at(&session, &body.ids.message, cursor.sequence);
-        }
-        emitter.later(emitter.clone().left(session, body.ids.message, body.ids.user.id));
+    let Some(session) = sessions.into_iter().next() else { return Ok(Json(json!({})).into_response()) };
+    if let Some(cursor) = &cursor {
+        emitter.hub.left_at(&session, &body.ids.message, cursor.sequence);
     }
-    Ok(StatusCode::NO_CONTENT)
+    let decided = async move {
+        let seen = cursor.and_then(|cursor| cursor.seen);
+        let left = emitter.left(&session, &body.ids.message, body.ids.user.id, seen).await;
+        left.inspect_err(|error| tracing::warn!(%session, %error, "not stopped; the front end repeats it"))?;
+        Ok::<_, BusError>(Bytes::from_static(b"{}"))
+    };
+    Ok(Body::from_stream(futures::stream::once(decided)).into_response())
 }
 
 async fn models(State(emitter): State<Arc<Emitter>>) -> Result<Response, ApiError> {

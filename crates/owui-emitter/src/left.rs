@@ -1,61 +1,60 @@
 //! A front end cancelled its call: Stop, unless a new message comes at once.
 
-use std::sync::Arc;
-
+use ask_bus::BusError;
 use ask_core::SCHEMA;
 use ask_core::key::SessionKey;
 use ask_core::wire::{StopRequest, StopResponse};
 use tracing::Instrument;
 
+use crate::Emitter;
 use crate::hub::Event;
-use crate::{Emitter, delays};
-
-/// How often Stop is repeated while no router answers.
-const MAX_ATTEMPTS: usize = 300;
 
 impl Emitter {
-    /// Waits for the grace, then stops the session unless a new message has taken over.
-    pub(crate) async fn left(self: Arc<Self>, session: SessionKey, message: String, user: String) {
-        let before = self.messages_of(&session).await;
-        tokio::time::sleep(self.config.stop_grace).await;
-        if self.went_on(&session, &message, before.as_ref()).await {
+    /// Waits for the grace, then stops the session unless a new message has taken over. `seen` is
+    /// how many messages the session had had before this one, where the front end knows.
+    ///
+    /// # Errors
+    /// When it is not known to be stopped: the front end repeats it.
+    pub(crate) async fn left(
+        &self,
+        session: &SessionKey,
+        message: &str,
+        user: String,
+        seen: Option<u64>,
+    ) -> Result<(), BusError> {
+        let before = match seen {
+            Some(seen) => Some(seen),
+            None => self.messages_of(session).await?.map(|(count, _)| count),
+        };
+        tokio::select! {
+            () = tokio::time::sleep(self.config.stop_grace) => {}
+            () = self.shutdown.cancelled() => return Err(not_stopped("this emitter ends")),
+        }
+        if self.went_on(session, message, before).await? {
             tracing::info!(%session, "a cancelled call was followed by a new message: no stop");
-            return;
+            return Ok(());
         }
-        self.hub.forget_left(&session, &message);
+        self.hub.forget_left(session, message);
+        let span = tracing::info_span!(
+            "send stop",
+            otel.kind = "producer",
+            messaging.system = "nats",
+            messaging.operation.name = "request",
+            messaging.operation.type = "send",
+        );
         let request = StopRequest { schema: SCHEMA, session: session.clone(), user };
-        let mut delay = delays();
-        for _ in 0..MAX_ATTEMPTS {
-            let span = tracing::info_span!(
-                "send stop",
-                otel.kind = "producer",
-                messaging.system = "nats",
-                messaging.operation.name = "request",
-                messaging.operation.type = "send",
-            );
-            match self.bus.stop(&request).instrument(span).await {
-                Ok(StopResponse::Stopped { cancelled, aborted }) => {
-                    tracing::info!(%session, cancelled, aborted, "stopped");
-                    self.hub.tell(&session, Event::Stopped);
-                    return;
-                }
-                Ok(StopResponse::WrongUser) => {
-                    tracing::warn!(%session, "stop refused: its sender does not own the session");
-                    return;
-                }
-                Ok(StopResponse::Retry { why }) => tracing::warn!(%session, why, "not stopped yet"),
-                Err(error) => tracing::warn!(%session, %error, "not stopped yet"),
+        match self.bus.stop(&request).instrument(span).await? {
+            StopResponse::Stopped { cancelled, aborted } => {
+                tracing::info!(%session, cancelled, aborted, "stopped");
+                self.hub.tell(session, Event::Stopped);
+                Ok(())
             }
-            tokio::select! {
-                () = delay.wait() => {}
-                () = self.shutdown.cancelled() => break,
+            StopResponse::WrongUser => {
+                tracing::warn!(%session, "stop refused: its sender does not own the session");
+                Ok(())
             }
-            if self.went_on(&session, &message, before.as_ref()).await {
-                tracing::info!(%session, "a new message came before the stop: no stop");
-                return;
-            }
+            StopResponse::Retry { why } => Err(not_stopped(&why)),
         }
-        tracing::error!(%session, "not stopped: no router has answered in time");
     }
 
     /// Whether another message of the session has come since this one was cancelled.
@@ -63,31 +62,29 @@ impl Emitter {
         &self,
         session: &SessionKey,
         message: &str,
-        before: Option<&(u64, Vec<String>)>,
-    ) -> bool {
+        before: Option<u64>,
+    ) -> Result<bool, BusError> {
         if self.hub.newest(session).is_some_and(|newest| newest != message) {
-            return true;
+            return Ok(true);
         }
         // Another replica may have it.
-        let Some((count, messages)) = self.messages_of(session).await else { return false };
-        match messages.iter().position(|m| m == message) {
+        let Some((count, messages)) = self.messages_of(session).await? else { return Ok(false) };
+        Ok(match messages.iter().position(|m| m == message) {
             Some(at) => at + 1 < messages.len(),
-            None => before.is_some_and(|(before, _)| count > *before),
-        }
+            None => before.is_some_and(|before| count > before),
+        })
     }
 
     /// How many messages a session has had, and its last ones.
-    async fn messages_of(&self, session: &SessionKey) -> Option<(u64, Vec<String>)> {
-        match self.bus.session(session).await {
-            Ok(Some(stored)) => {
-                let messages = stored.value.messages.into_iter().map(|m| m.id).collect();
-                Some((stored.value.count, messages))
-            }
-            Ok(None) => None,
-            Err(error) => {
-                tracing::warn!(%session, %error, "its messages can't be read");
-                None
-            }
-        }
+    async fn messages_of(&self, session: &SessionKey) -> Result<Option<(u64, Vec<String>)>, BusError> {
+        let stored = self.bus.session(session).await?;
+        Ok(stored.map(|stored| {
+            let messages = stored.value.messages.into_iter().map(|m| m.id).collect();
+            (stored.value.count, messages)
+        }))
     }
+}
+
+fn not_stopped(why: &str) -> BusError {
+    BusError::Unavailable { what: "the session was not stopped".into(), reason: why.into() }
 }

@@ -17,12 +17,11 @@ mod shown;
 mod turn;
 mod words;
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use ask_bus::{Bus, BusError, SealKey};
+use ask_bus::Bus;
 use ask_core::wire::Agent;
 use axum::serve::ListenerExt as _;
 use futures::future::BoxFuture;
@@ -47,7 +46,6 @@ struct Emitter {
     hub: Hub,
     /// Names this process among the replicas.
     id: String,
-    seal_keys: Mutex<HashMap<String, SealKey>>,
     agents: Mutex<Option<(Instant, Vec<Agent>)>>,
     work: mpsc::UnboundedSender<BoxFuture<'static, ()>>,
     shutdown: CancellationToken,
@@ -88,7 +86,6 @@ pub async fn serve(
         bus: bus.clone(),
         hub: Hub::default(),
         id: uuid::Uuid::new_v4().to_string(),
-        seal_keys: Mutex::default(),
         agents: Mutex::default(),
         work,
         shutdown: shutdown.clone(),
@@ -182,18 +179,6 @@ impl Emitter {
     fn later(&self, task: impl Future<Output = ()> + Send + 'static) {
         // Fails only when the process is about to end.
         let _ = self.work.send(Box::pin(task));
-    }
-
-    /// The key to which secrets for a gateway are sealed; `None` for one that was not provisioned.
-    async fn seal_key(&self, gateway: &str) -> Result<Option<SealKey>, BusError> {
-        if let Some(key) = lock(&self.seal_keys).get(gateway) {
-            return Ok(Some(key.clone()));
-        }
-        let key = self.bus.seal_key(gateway).await?;
-        if let Some(key) = &key {
-            lock(&self.seal_keys).insert(gateway.to_owned(), key.clone());
-        }
-        Ok(key)
     }
 }
 

@@ -43,6 +43,9 @@ const QUIET: Duration = Duration::from_secs(1);
 /// A message that went into a queue gets a run of its own within this time, or none.
 const FOLLOW_UP: Duration = Duration::from_secs(5);
 
+/// What a caller without a screen gets when another call goes on with its conversation.
+const TAKEN_OVER: &str = "\n\nAnother call has taken over this conversation and gets what follows. Calls without a chat share one conversation per user.";
+
 /// Why a stream is over.
 enum Over {
     /// Its last line was sent.
@@ -262,6 +265,9 @@ impl Turn {
                 self.quiet_until = Some(Instant::now() + QUIET);
             }
             MessageDecision::Answer { question } => {
+                if let Some(note) = note {
+                    self.say_once(&note).await?;
+                }
                 if let Some(run) = self.run_of(&question) {
                     self.runs.await_run(&run);
                 }
@@ -516,7 +522,10 @@ impl Turn {
                 self.asked.remove(&question);
                 Ok(())
             }
-            Event::Superseded => self.end("superseded", None).await,
+            Event::Superseded => {
+                let text_only = self.request.surfaces.iter().all(|surface| *surface == Surface::Text);
+                self.end("superseded", text_only.then_some(TAKEN_OVER)).await
+            }
             Event::Stopped => self.end("stopped", None).await,
         }
     }

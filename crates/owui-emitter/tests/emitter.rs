@@ -12,7 +12,7 @@ use ask_core::question::{Choice, Prompt, Question};
 use ask_core::reply::{Answer, Reply, ReplyContent, Responder};
 use ask_core::surface::Surface;
 use ask_core::time::Timestamp;
-use ask_core::wire::{Agent, ReplyRequest, RunEnd, RunEvent, RunItem, ToolPhase};
+use ask_core::wire::{AbortResponse, Agent, ReplyRequest, RunEnd, RunEvent, RunItem, ToolPhase};
 use ask_router::RouterConfig;
 use owui_emitter::{EmitterConfig, HttpConfig};
 use serde_json::{Value, json};
@@ -101,6 +101,13 @@ impl Setup {
 
     fn front(&self) -> FrontEnd {
         FrontEnd::new(&self.url, TOKEN)
+    }
+
+    /// Serves one abort, as the gateway's adapter.
+    async fn abort_run(&self) {
+        let mut adapter = self.bus.serve_adapter(GATEWAY).await.unwrap();
+        let Some(AdapterRequest::Abort(request)) = adapter.next().await else { panic!("no abort") };
+        request.answer(&AbortResponse { aborted: true, error: None }).await;
     }
 
     /// The next message that goes to the gateway.
@@ -458,7 +465,24 @@ async fn left_alone_is_stop() {
         let (session, run) = setup.begin().await;
         setup.ask(&session, &run, "c1", cities).await
     });
-    assert_eq!(turn.leave().await.unwrap().status, 204);
+    let left = turn.leave().await.unwrap();
+    let (left, ()) = tokio::join!(left, setup.abort_run());
+    assert_eq!(left.unwrap().status, 200);
+    assert_eq!(setup.decided(&entry).await, Outcome::Cancelled { reason: CancelReason::Stop });
+}
+
+#[tokio::test]
+async fn stop_outlives_an_emitter_that_dies_within_the_grace() {
+    let mut setup = Setup::new().await;
+    let mut turn = setup.front().say("plan a trip");
+    let (_, entry) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        setup.ask(&session, &run, "c1", cities).await
+    });
+    let left = turn.leave().await.unwrap();
+    setup.restart_emitter().await;
+    let (left, ()) = tokio::join!(left, setup.abort_run());
+    assert_eq!(left.unwrap().status, 200);
     assert_eq!(setup.decided(&entry).await, Outcome::Cancelled { reason: CancelReason::Stop });
 }
 
@@ -472,7 +496,7 @@ async fn left_and_a_new_turn_is_no_stop() {
         (setup.ask(&session, &run, "c1", cities).await, session, run)
     });
     let left = std::time::Instant::now();
-    assert_eq!(turn.leave().await.unwrap().status, 204);
+    let leaving = turn.leave().await.unwrap();
     // What nobody was told belongs to the next turn.
     setup.put_out(&session, &run, 1, text("Meanwhile. ")).await;
     let mut next = front.say("Oslo, please");
@@ -487,6 +511,7 @@ async fn left_and_a_new_turn_is_no_stop() {
     setup.put_out(&session, &run, 2, done("Meanwhile. Oslo it is")).await;
     assert_eq!(next.end().await.unwrap(), "done");
     assert_eq!(next.text(), "Meanwhile. Oslo it is");
+    assert_eq!(leaving.await.unwrap().status, 200);
 }
 
 #[tokio::test]
@@ -760,7 +785,7 @@ async fn the_defaults_need_only_a_token() {
     let config = service_kit::config::load_from::<EmitterConfig>(&owui_emitter::SERVICE, None, token);
     let own = config.unwrap().service;
     assert_eq!((own.http.listen.to_string().as_str(), own.gateway.as_str()), ("127.0.0.1:7802", GATEWAY));
-    assert_eq!((own.stop_grace, own.presence), (Duration::from_secs(1), Duration::from_secs(3)));
+    assert_eq!((own.stop_grace, own.presence), (Duration::from_secs(2), Duration::from_secs(3)));
     let without = service_kit::config::load_from::<EmitterConfig>(&owui_emitter::SERVICE, None, []);
     assert!(without.unwrap_err().to_string().starts_with("emitter.http.token: missing"));
 }

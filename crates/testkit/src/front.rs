@@ -120,6 +120,12 @@ pub struct Answer {
 }
 
 impl Answer {
+    async fn read(response: reqwest::Response) -> Result<Self> {
+        let status = response.status().as_u16();
+        let text = response.bytes().await?;
+        Ok(Self { status, body: serde_json::from_slice(&text).unwrap_or_default() })
+    }
+
     /// `saved`, `already_answered`, `closed`, or the code of an error.
     pub fn result(&self) -> &str {
         let result = self.body["result"].as_str();
@@ -321,8 +327,11 @@ impl FrontEnd {
     }
 
     async fn post(&self, path: &str, body: &Value) -> Result<Answer> {
-        let request = self.http.post(format!("{}{path}", self.url)).json(body);
-        self.send(request).await
+        self.send(self.request(path, body)).await
+    }
+
+    fn request(&self, path: &str, body: &Value) -> reqwest::RequestBuilder {
+        self.http.post(format!("{}{path}", self.url)).json(body)
     }
 
     /// Repeats a request while the emitter is away or says that nothing was decided.
@@ -342,10 +351,7 @@ impl FrontEnd {
     }
 
     async fn send(&self, request: reqwest::RequestBuilder) -> Result<Answer> {
-        let response = request.bearer_auth(&self.token).send().await?;
-        let status = response.status().as_u16();
-        let text = response.bytes().await?;
-        Ok(Answer { status, body: serde_json::from_slice(&text).unwrap_or_default() })
+        Answer::read(request.bearer_auth(&self.token).send().await?).await
     }
 }
 
@@ -482,15 +488,24 @@ impl Turn {
         self.bytes.clear();
     }
 
-    /// The pipe was cancelled: Stop, or the start of "Send now".
+    /// The pipe was cancelled: Stop, or the start of "Send now". Returns once the emitter has it;
+    /// what it decides is awaited with the future.
     ///
     /// # Errors
-    /// The emitter has not taken it within 30 seconds.
-    pub async fn leave(mut self) -> Result<Answer> {
+    /// The emitter can't be reached, or has not decided within 30 seconds.
+    pub async fn leave(mut self) -> Result<impl Future<Output = Result<Answer>>> {
         self.cut();
         let mut body = self.front.about(&self.message);
         body["cursor"] = self.body["after"].clone();
-        self.front.insist("/v1/left", &body).await
+        let front = self.front.clone();
+        let request = front.request("/v1/left", &body).bearer_auth(&front.token);
+        let response = request.send().await?;
+        Ok(async move {
+            match Answer::read(response).await {
+                Ok(answer) if answer.status != 503 => Ok(answer),
+                _ => front.insist("/v1/left", &body).await,
+            }
+        })
     }
 
     /// Opens the stream; a short pause and nothing else when it can't be opened now.

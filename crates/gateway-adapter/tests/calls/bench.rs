@@ -27,8 +27,6 @@ pub const GATEWAY: &str = "g";
 pub const SESSION: &str = "agent:main:owui-1";
 pub const OWNER: &str = "alice";
 
-/// On a busy machine of two cores a Python was seen to take half a minute to start.
-
 pub struct Bench {
     pub server: NatsServer,
     pub bus: Bus,

@@ -204,7 +204,7 @@ async fn a_call_outlives_a_restart_of_nats() {
     let asked = bench.question(SESSION, |e| e.is_pending()).await.value;
     bench.server.restart().await.unwrap();
     let request = reply(&asked, "r1", Answer::option(1));
-    crate::bench::until("the reply", async || bench.bus.reply(&request).await.ok()).await;
+    testkit::until("the reply", async || bench.bus.reply(&request).await.ok()).await;
     assert_eq!(object(held).await["text"], "B");
 }
 
