@@ -77,8 +77,10 @@ impl ChatItems {
                     return Some(ChatDelivery { item, attempt, traceparent, message });
                 }
                 Err(error) => {
-                    self.bus.park(&message.subject, &error.to_string(), &message.payload).await;
-                    let _ = message.ack_with(AckKind::Term).await;
+                    // What could not be parked comes again.
+                    if self.bus.park(&message.subject, &error.to_string(), &message.payload).await {
+                        let _ = message.ack_with(AckKind::Term).await;
+                    }
                 }
             }
         }

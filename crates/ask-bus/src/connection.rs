@@ -241,12 +241,22 @@ impl Bus {
         subject: String,
         request: &Q,
     ) -> Result<A, BusError> {
-        let payload = encode(request);
-        self.check_size("the request", &subject, &payload)?;
+        let answer = self.request_raw(service, &subject, encode(request)).await?;
+        decode(&subject, &answer)
+    }
+
+    /// The same without reading either.
+    pub(crate) async fn request_raw(
+        &self,
+        service: &'static str,
+        subject: &str,
+        payload: Bytes,
+    ) -> Result<Bytes, BusError> {
+        self.check_size("the request", subject, &payload)?;
         let mut headers = HeaderMap::new();
         trace::inject(&mut headers);
         let answer =
-            self.inner.client.request_with_headers(subject.clone(), headers, payload).await.map_err(
+            self.inner.client.request_with_headers(subject.to_owned(), headers, payload).await.map_err(
                 |error| match error.kind() {
                     RequestErrorKind::NoResponders => BusError::NoResponders { service },
                     _ => BusError::unavailable(format!("no answer from {service}"), error),
@@ -255,7 +265,7 @@ impl Bus {
         let refusal = answer.headers.as_ref().and_then(|h| h.get(async_nats::service::NATS_SERVICE_ERROR));
         match refusal {
             Some(why) => Err(BusError::Refused(why.to_string())),
-            None => decode(&subject, &answer.payload),
+            None => Ok(answer.payload),
         }
     }
 
@@ -278,30 +288,6 @@ impl Bus {
         match limit > 0 && payload.len() > limit {
             true => Err(BusError::TooLarge { what: what.into(), size: payload.len(), limit }),
             false => Ok(()),
-        }
-    }
-
-    /// Parks what could not be read in `DEAD`, so that it is neither lost nor in the way.
-    pub(crate) async fn park(&self, subject: &str, reason: &str, payload: &Bytes) {
-        tracing::error!(subject, reason, "unreadable; parked in DEAD");
-        let mut headers = HeaderMap::new();
-        headers.insert("Askbus-Subject", subject);
-        headers.insert("Askbus-Reason", reason.replace(['\r', '\n'], " ").as_str());
-        let parked = self
-            .inner
-            .js
-            .publish_with_headers(
-                format!("dead.{}", subject.trim_start_matches('$')),
-                headers,
-                payload.clone(),
-            )
-            .await;
-        let parked = match parked {
-            Ok(ack) => ack.await.map(drop),
-            Err(error) => Err(error),
-        };
-        if let Err(error) = parked {
-            tracing::error!(subject, %error, "could not be parked in DEAD");
         }
     }
 }

@@ -78,6 +78,14 @@ impl Bus {
         self.write_entry("late", entry, Expect::Revision(revision)).await
     }
 
+    /// Marks the answer of a lost call as given to the question that asks the same again.
+    ///
+    /// # Errors
+    /// [`BusError::Conflict`]: read again.
+    pub async fn write_given_again(&self, entry: &Entry, revision: u64) -> Result<u64, BusError> {
+        self.write_entry("given_again", entry, Expect::Revision(revision)).await
+    }
+
     /// The entry of a question now.
     ///
     /// # Errors
@@ -214,7 +222,9 @@ impl QuestionFeed {
             };
             match read {
                 Ok(item) => return Some(item),
-                Err(error) => self.bus.park(&message.subject, &error.to_string(), &message.payload).await,
+                Err(error) => {
+                    self.bus.park(&message.subject, &error.to_string(), &message.payload).await;
+                }
             }
         }
     }

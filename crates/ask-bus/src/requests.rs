@@ -279,7 +279,9 @@ impl AdapterRequests {
                         reply_to,
                     }));
                 }
-                Err(error) => self.bus.park(&message.subject, &error.to_string(), &message.payload).await,
+                Err(error) => {
+                    self.bus.park(&message.subject, &error.to_string(), &message.payload).await;
+                }
             }
         }
     }

@@ -92,7 +92,9 @@ impl Bus {
             left = info.pending;
             match decode(&message.subject, &message.payload) {
                 Ok(item) => items.push(RunDelivery { item, sequence: info.stream_sequence }),
-                Err(error) => self.park(&message.subject, &error.to_string(), &message.payload).await,
+                Err(error) => {
+                    self.park(&message.subject, &error.to_string(), &message.payload).await;
+                }
             }
         }
         Ok(items)
@@ -188,7 +190,9 @@ impl Bus {
                         return Ok(());
                     }
                 }
-                Err(error) => self.park(&message.subject, &error.to_string(), &message.payload).await,
+                Err(error) => {
+                    self.park(&message.subject, &error.to_string(), &message.payload).await;
+                }
             }
         }
     }

@@ -11,6 +11,7 @@ use crate::SCHEMA;
 use crate::key::QuestionKey;
 use crate::outcome::{CancelReason, Delivered, Outcome, Returned, Seen, Undeliverable};
 use crate::question::{Invalid, Question};
+use crate::record::is_asked_again;
 use crate::reply::{Answer, Reply, ReplyContent, Responder, check_answers};
 use crate::surface::Surface;
 use crate::time::Timestamp;
@@ -66,6 +67,9 @@ pub struct Entry {
     /// How many replies came after the decision.
     #[serde(default)]
     pub late_count: u64,
+    /// The question that got this one's answer from the record, because this call was lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub given_again: Option<String>,
 }
 
 /// How far a life is.
@@ -117,6 +121,13 @@ pub enum DecidedBy {
         responder: Responder,
         /// Where.
         surface: Surface,
+    },
+    /// The answer to the same question, whose call was lost before it had it.
+    Record {
+        /// That question's id.
+        question: String,
+        /// Who had answered it.
+        responder: Responder,
     },
     /// A rule of the router.
     Rule {
@@ -229,6 +240,7 @@ impl Entry {
             steps: Vec::new(),
             late: Vec::new(),
             late_count: 0,
+            given_again: None,
         })
     }
 
@@ -354,6 +366,25 @@ impl Entry {
     pub fn undeliverable(&self, reason: Undeliverable, rule: &str, now: Timestamp) -> Option<Self> {
         let by = DecidedBy::Rule { name: rule.into() };
         self.is_pending().then(|| self.decide(Outcome::Undeliverable { reason }, by, false, true, now))
+    }
+
+    /// Marks the answer of this entry as given to `asked`, which asks the same again; `None` where
+    /// it may not be given, or was given to another. Written before `asked` is decided, so that two
+    /// questions never share one answer.
+    pub fn give_again(&self, asked: &Self) -> Option<Self> {
+        let given_again = Some(asked.key.to_string());
+        is_asked_again(asked, self).then(|| Self { given_again, ..self.clone() })
+    }
+
+    /// Answers a pending question with what was marked for it in `first`; `None` where nothing was.
+    pub fn answer_from_record(&self, first: &Self, now: Timestamp) -> Option<Self> {
+        let decision = first.decision()?;
+        let DecidedBy::Reply { responder, .. } = &decision.by else { return None };
+        if !is_asked_again(self, first) || first.given_again.is_none() {
+            return None;
+        }
+        let by = DecidedBy::Record { question: first.key.question.clone(), responder: responder.clone() };
+        Some(self.decide(decision.outcome.clone(), by, false, false, now))
     }
 
     /// Calls a pending question off; `None` after the decision.

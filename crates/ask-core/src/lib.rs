@@ -5,8 +5,10 @@
 
 pub mod entry;
 pub mod key;
+pub mod limits;
 pub mod outcome;
 pub mod question;
+pub mod record;
 pub mod reply;
 pub mod result;
 pub mod route;

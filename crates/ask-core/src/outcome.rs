@@ -69,6 +69,8 @@ pub enum Undeliverable {
     AmbiguousIdentity,
     /// The secret was kept to its limit and is gone.
     ExpiredSecret,
+    /// As many questions as may wait at once are waiting already.
+    TooManyPending,
 }
 
 /// Whether a question reached a surface.

@@ -129,6 +129,20 @@ impl Answer {
     }
 }
 
+/// Answers that came too late as a message for the agent; `None` where one of them is secret or
+/// does not fit.
+pub fn as_message(question: &Question, answers: &BTreeMap<String, Answer>) -> Option<String> {
+    check_answers(question, answers).ok()?;
+    let each = question.prompts.iter().filter_map(|prompt| Some((prompt, answers.get(&prompt.id)?)));
+    let lines = each.map(|(prompt, answer)| match answer {
+        Answer::Given { .. } => {
+            Some(format!("Late answer to \"{}\": {}", prompt.text.trim(), answer.display(prompt)))
+        }
+        Answer::Sealed(_) | Answer::Hidden => None,
+    });
+    lines.collect::<Option<Vec<_>>>().map(|lines| lines.join("\n"))
+}
+
 /// Checks answers against their question. Whitespace alone is no answer, a secret must come
 /// sealed, and only a multi-select takes several.
 ///

@@ -32,6 +32,10 @@ pub fn tool_result(entry: &Entry) -> Option<ToolResult> {
         details.insert("by".into(), responder.display_name().into());
         details.insert("surface".into(), surface.name().into());
     }
+    if let DecidedBy::Record { question, responder } = &decision.by {
+        details.insert("by".into(), responder.display_name().into());
+        details.insert("from_record".into(), question.clone().into());
+    }
     details.insert("delivered".into(), json!(decision.delivered));
     let mut secret_prompt = None;
     let text = match outcome {
@@ -98,6 +102,9 @@ fn explanation(outcome: &Outcome, delivered: Delivered) -> &'static str {
         Outcome::Expired => "No answer came in time; it is not known whether the question was seen",
         Outcome::Undeliverable { reason: Undeliverable::ExpiredSecret } => {
             "The answer was given but is no longer available; ask again"
+        }
+        Outcome::Undeliverable { reason: Undeliverable::TooManyPending } => {
+            "Too many questions are waiting for the user already; wait for their answers before asking more"
         }
         Outcome::Undeliverable { .. } => "The question could not be shown to the user",
     }

@@ -42,9 +42,7 @@ pub fn route(typed: Typed<'_>, open: &[&Entry]) -> (Route, &'static str) {
     if is_stop(text) {
         return (Route::Stop, "stop_is_a_command");
     }
-    // Sent with chat.send, a message would become the answer of any native question (S6, S7).
-    let native = open.iter().any(|e| e.road == Road::Native);
-    let send = if native { SendBy::AgentMethod } else { SendBy::ChatSend };
+    let send = send_by(open);
     if text.is_empty() && !typed.attachments {
         return (Route::Nothing("The message was empty, so nothing was sent.".into()), "empty_message");
     }
@@ -75,6 +73,15 @@ pub fn route(typed: Typed<'_>, open: &[&Entry]) -> (Route, &'static str) {
                 _ => (Route::AskWhich(which(open, several)), "several_questions_are_shown"),
             }
         }
+    }
+}
+
+/// How a message goes to the agent while these questions are open: sent with `chat.send` it would
+/// become the answer of any native one (S6, S7).
+pub fn send_by(open: &[&Entry]) -> SendBy {
+    match open.iter().any(|entry| entry.road == Road::Native) {
+        true => SendBy::AgentMethod,
+        false => SendBy::ChatSend,
     }
 }
 

@@ -41,12 +41,22 @@ fn parse_form(question: &Question, text: &str) -> TextReply {
     for line in text.lines().map(str::trim).filter(|l| !l.is_empty()) {
         let named = line.split_once(':').and_then(|(name, rest)| {
             let name = name.trim().to_lowercase();
-            let prompt = question.prompts.iter().find(|p| {
+            let meant = |p: &&Prompt| {
                 p.id.to_lowercase() == name || (!p.header.is_empty() && p.header.to_lowercase() == name)
-            })?;
-            Some((prompt, rest.trim()))
+            };
+            // Of several prompts with this name, the first that has no answer yet.
+            let mut prompts = question.prompts.iter().filter(meant);
+            let first = prompts.clone().next()?;
+            Some((prompts.find(|p| !answers.contains_key(&p.id)).unwrap_or(first), rest.trim()))
         });
         match named {
+            Some((prompt, _)) if answers.contains_key(&prompt.id) => {
+                return TextReply::Incomplete(format!(
+                    "{} is answered twice. Please answer every question once.",
+                    name_of(prompt)
+                ));
+            }
+            Some((prompt, "")) if !prompt.required => {}
             Some((prompt, rest)) => match parse_prompt(prompt, rest) {
                 Ok(answer) => drop(answers.insert(prompt.id.clone(), answer)),
                 Err(correction) => return TextReply::Incomplete(correction),
@@ -209,6 +219,24 @@ mod tests {
     fn form() -> Question {
         let named = |id: &str| Prompt { id: id.into(), ..Prompt::free_text(id) };
         Question::new(vec![named("city"), named("budget")]).unwrap()
+    }
+
+    #[test]
+    fn lines_for_prompts_of_one_name_go_to_them_in_order_and_never_over_each_other() {
+        let named = |id: &str| Prompt { id: id.into(), header: "City".into(), ..Prompt::free_text(id) };
+        let question = Question::new(vec![named("from"), named("to")]).unwrap();
+        let answers = [("from".into(), Answer::text("Oslo")), ("to".into(), Answer::text("Rome"))].into();
+        assert_eq!(parse(&question, "City: Oslo\ncity: Rome"), TextReply::Complete(answers));
+        let third = parse(&question, "City: Oslo\ncity: Rome\nCity: Paris");
+        assert!(matches!(third, TextReply::Incomplete(why) if why.contains("City is answered twice")));
+    }
+
+    #[test]
+    fn a_line_that_leaves_an_optional_prompt_blank_leaves_it_out() {
+        let mut question = form();
+        question.prompts[1].required = false;
+        let answers = [("city".into(), Answer::text("Lisbon"))].into();
+        assert_eq!(parse(&question, "city: Lisbon\nbudget:"), TextReply::Complete(answers));
     }
 
     fn one(question: &Question, text: &str) -> Option<Answer> {

@@ -42,6 +42,9 @@ pub enum ReplyResponse {
         by: String,
         /// Where, when a person decided.
         surface: Option<Surface>,
+        /// The answer went to the agent as a message instead.
+        #[serde(default)]
+        sent_as_message: bool,
     },
     /// The sender does not own the session.
     WrongUser,

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use ask_core::limits::Limits;
 use serde::Deserialize;
 use service_kit::Service;
+use service_kit::config::word;
 
 /// How this service presents itself.
 pub const SERVICE: Service = Service {
@@ -28,9 +30,35 @@ pub struct RouterConfig {
     /// Up to how much replicas expire apart.
     #[serde(rename = "stagger_ms", deserialize_with = "milliseconds")]
     pub stagger: Duration,
+    /// What becomes of an answer that comes after the decision.
+    #[serde(deserialize_with = "word")]
+    pub late_replies: LatePolicy,
+    /// How many questions may wait at once.
+    pub limits: Limits,
     /// Owner of the sessions that have none on record, by gateway.
     #[serde(default)]
     pub operators: BTreeMap<String, String>,
+}
+
+impl RouterConfig {
+    /// What the default file says.
+    ///
+    /// # Panics
+    /// Never: a test reads that file.
+    pub fn defaults() -> Self {
+        let config = service_kit::config::load_from(&SERVICE, None, []);
+        config.expect("the built-in defaults can be read").service
+    }
+}
+
+/// What becomes of an answer that comes after the decision; its sender is told who won either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LatePolicy {
+    /// It is listed in the entry, without its content.
+    Reject,
+    /// It goes to the agent as a message too, unless it is secret.
+    SendAsMessage,
 }
 
 fn milliseconds<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {

@@ -19,12 +19,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ask_bus::{Bus, BusError, Change, RouterRequest};
+use ask_core::time::Timestamp;
 use service_kit::Health;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-pub use config::{RouterConfig, SERVICE};
+pub use config::{LatePolicy, RouterConfig, SERVICE};
 
 use crate::deadlines::{Alarm, Alarms, Timed};
 use crate::pending::PendingQuestions;
@@ -98,6 +99,9 @@ pub async fn run(
                 }
                 change => if let Some(stored) = change.into_stored() {
                     let key = stored.value.key.clone();
+                    if router.pending.remember_lost(&stored.value, Timestamp::now()) {
+                        show_all(&router, &key.session_key(), &mut work);
+                    }
                     if router.pending.apply(stored, &router.alarms_of(), &router.present) {
                         let router = router.clone();
                         work.spawn(async move { router.show(&key).await });

@@ -3,9 +3,9 @@
 use ask_bus::{BusError, Incoming, Stored};
 use ask_core::SCHEMA;
 use ask_core::entry::{Entry, StepKind};
-use ask_core::key::{QuestionKey, message_run_id};
+use ask_core::key::{QuestionKey, SessionKey, message_run_id};
 use ask_core::reply::{Reply, ReplyContent, Responder};
-use ask_core::route::{Route, Typed, route};
+use ask_core::route::{Route, Typed, route, send_by};
 use ask_core::session::{Known, MessageDecision, RoutedMessage, Session};
 use ask_core::surface::Surface;
 use ask_core::text_reply::{self, TextReply};
@@ -24,7 +24,7 @@ impl Router {
     pub(crate) async fn on_say(&self, incoming: Incoming<SayRequest>) {
         let span = spans::request("say", incoming.traceparent.as_deref());
         async {
-            let response = self.say(&incoming.request).await.unwrap_or_else(|error| match error {
+            let response = self.say(&incoming.request, None).await.unwrap_or_else(|error| match error {
                 BusError::TooLarge { .. } => SayResponse::Refused { why: error.to_string() },
                 error => {
                     tracing::warn!(%error, "a message was not routed");
@@ -40,8 +40,37 @@ impl Router {
         .await;
     }
 
-    /// Routes a message once, and does its effect as often as it is repeated (S1, S2).
-    async fn say(&self, request: &SayRequest) -> Result<SayResponse, BusError> {
+    /// Sends a late answer to the agent as a message; false where its session has no owner yet.
+    pub(crate) async fn say_late(
+        &self,
+        session: &SessionKey,
+        reply: &Reply,
+        text: String,
+    ) -> Result<bool, BusError> {
+        let Some(stored) = self.bus.session(session).await? else { return Ok(false) };
+        let Session { owner, front, chat, surfaces, .. } = stored.value;
+        let request = SayRequest {
+            schema: SCHEMA,
+            session: session.clone(),
+            message: format!("late-{}", reply.id),
+            user: owner,
+            user_name: reply.by.name.clone(),
+            front,
+            chat,
+            surfaces,
+            text,
+            attachments: Vec::new(),
+            on_screen: None,
+            seen: None,
+        };
+        // Boxed, since a typed answer that is late comes from `say` itself.
+        let said = Box::pin(self.say(&request, Some("late_reply"))).await?;
+        Ok(matches!(said, SayResponse::Routed { .. }))
+    }
+
+    /// Routes a message once, and does its effect as often as it is repeated (S1, S2). A message
+    /// that has a `rule` already goes to the agent whatever it says.
+    async fn say(&self, request: &SayRequest, rule: Option<&str>) -> Result<SayResponse, BusError> {
         for _ in 0..crate::ATTEMPTS {
             let stored = self.bus.session(&request.session).await?;
             let revision = stored.as_ref().map_or(0, |s| s.revision);
@@ -60,7 +89,7 @@ impl Router {
                 }
                 Known::New => {}
             }
-            let message = self.decide_route(request).await?;
+            let message = self.decide_route(request, rule).await?;
             let mut next = session.routed(message.clone());
             next.surfaces = request.surfaces.clone();
             match self.bus.write_session(&next, revision).await {
@@ -75,7 +104,11 @@ impl Router {
     }
 
     /// Decides from the entries alone, never from this router's memory (S4, S5).
-    async fn decide_route(&self, request: &SayRequest) -> Result<RoutedMessage, BusError> {
+    async fn decide_route(
+        &self,
+        request: &SayRequest,
+        rule: Option<&str>,
+    ) -> Result<RoutedMessage, BusError> {
         let entries = self.bus.questions_of(&request.session).await?;
         let open: Vec<&Entry> = entries.iter().map(|e| &e.value).filter(|e| e.takes_messages()).collect();
         let typed = Typed {
@@ -83,7 +116,10 @@ impl Router {
             attachments: !request.attachments.is_empty(),
             on_screen: request.on_screen.as_deref(),
         };
-        let (route, rule) = route(typed, &open);
+        let (route, rule) = match rule {
+            Some(rule) => (Route::Message(send_by(&open)), rule),
+            None => route(typed, &open),
+        };
         let decision = match route {
             Route::Stop => MessageDecision::Stop,
             Route::Answer(index, _) => MessageDecision::Answer { question: open[index].key.to_string() },
@@ -172,8 +208,9 @@ impl Router {
         let taken = self.take_reply(&request, Trust::Owner).await?;
         Ok(match taken {
             ReplyResponse::Saved => None,
-            ReplyResponse::Closed { outcome, by, .. } => {
-                Some(format!("The question was {} already, by {by}.", outcome.status()))
+            ReplyResponse::Closed { outcome, by, sent_as_message, .. } => {
+                let sent = if sent_as_message { " It went to the agent as a message instead." } else { "" };
+                Some(format!("The question was {} already, by {by}.{sent}", outcome.status()))
             }
             ReplyResponse::Retry { why } => {
                 return Err(BusError::Unavailable { what: "the answer was not written".into(), reason: why });

@@ -8,6 +8,8 @@ use std::time::Duration;
 use ask_bus::Stored;
 use ask_core::entry::{Entry, Step, StepKind};
 use ask_core::key::{QuestionKey, SessionKey};
+use ask_core::limits::AskedBefore;
+use ask_core::record::{RECORD_KEPT, was_lost};
 use ask_core::surface::Surface;
 use ask_core::time::Timestamp;
 use tokio::sync::mpsc::UnboundedSender;
@@ -31,12 +33,18 @@ pub(crate) struct PendingQuestions(Mutex<Inner>);
 struct Inner {
     questions: HashMap<QuestionKey, Pending>,
     by_session: BTreeMap<SessionKey, BTreeSet<QuestionKey>>,
+    /// By the owner of their session, where that was read, in the order in which they were asked.
+    by_owner: BTreeMap<String, BTreeSet<(Timestamp, QuestionKey)>>,
+    /// Answers that were lost with their gateway, by session, and when each was given.
+    lost: BTreeMap<SessionKey, Vec<(Timestamp, QuestionKey)>>,
     /// Steps that are on no record yet, also of questions that are decided.
     steps: HashMap<QuestionKey, Vec<Step>>,
 }
 
 struct Pending {
     stored: Stored<Entry>,
+    /// The owner of its session, once that was read.
+    owner: Option<String>,
     /// Surfaces for whose report an alarm is set.
     awaited: BTreeSet<Surface>,
     /// Surfaces that did not report in time; forgotten when nothing else is left.
@@ -74,7 +82,13 @@ impl PendingQuestions {
         inner.by_session.entry(entry.key.session_key()).or_default().insert(key.clone());
         inner.questions.insert(
             key,
-            Pending { stored, awaited: BTreeSet::new(), unreported: Vec::new(), nothing_offered },
+            Pending {
+                stored,
+                owner: None,
+                awaited: BTreeSet::new(),
+                unreported: Vec::new(),
+                nothing_offered,
+            },
         );
         true
     }
@@ -92,6 +106,52 @@ impl PendingQuestions {
     /// The sessions that have pending questions.
     pub(crate) fn sessions(&self) -> Vec<SessionKey> {
         self.lock().by_session.keys().cloned().collect()
+    }
+
+    /// Remembers an answer that may be given again; true when it was not known.
+    pub(crate) fn remember_lost(&self, entry: &Entry, now: Timestamp) -> bool {
+        let Some(decision) = entry.decision().filter(|_| was_lost(entry)) else { return false };
+        let mut inner = self.lock();
+        inner.lost.retain(|_, of_session| {
+            of_session.retain(|(at, _)| now.since(*at) <= RECORD_KEPT);
+            !of_session.is_empty()
+        });
+        let of_session = inner.lost.entry(entry.key.session_key()).or_default();
+        if now.since(decision.at) > RECORD_KEPT || of_session.iter().any(|(_, key)| *key == entry.key) {
+            return false;
+        }
+        of_session.push((decision.at, entry.key.clone()));
+        true
+    }
+
+    /// The lost answers of a session.
+    pub(crate) fn lost(&self, session: &SessionKey) -> Vec<QuestionKey> {
+        self.lock().lost.get(session).into_iter().flatten().map(|(_, key)| key.clone()).collect()
+    }
+
+    /// How many pending questions were asked before this one, whose session belongs to `owner`;
+    /// of a user at most `most` are counted.
+    pub(crate) fn asked_before(&self, entry: &Entry, owner: Option<&str>, most: usize) -> AskedBefore {
+        let mut inner = self.lock();
+        let own = (entry.asked_at, entry.key.clone());
+        let mut before = AskedBefore::default();
+        for key in inner.by_session.get(&entry.key.session_key()).into_iter().flatten() {
+            let asked_at = inner.questions.get(key).map_or(own.0, |p| p.stored.value.asked_at);
+            if (asked_at, key) < (own.0, &own.1) {
+                before.session += 1;
+                before.run += usize::from(key.run == entry.key.run);
+            }
+        }
+        if let Some(owner) = owner {
+            let pending = inner.questions.get_mut(&entry.key);
+            let is_known = pending.map(|pending| pending.owner = Some(owner.to_owned())).is_some();
+            let of_owner = inner.by_owner.entry(owner.to_owned()).or_default();
+            before.user = of_owner.range(..own.clone()).take(most).count();
+            if is_known {
+                of_owner.insert(own);
+            }
+        }
+        before
     }
 
     /// Whether this router has evidence that the question was offered to nobody (rule F1).
@@ -203,7 +263,19 @@ impl PendingQuestions {
 
 impl Inner {
     fn forget(&mut self, key: &QuestionKey) {
-        self.questions.remove(key);
+        let Some(Pending { stored, owner: Some(owner), .. }) = self.questions.remove(key) else {
+            return self.forget_of_session(key);
+        };
+        if let Some(of_owner) = self.by_owner.get_mut(&owner) {
+            of_owner.remove(&(stored.value.asked_at, key.clone()));
+            if of_owner.is_empty() {
+                self.by_owner.remove(&owner);
+            }
+        }
+        self.forget_of_session(key);
+    }
+
+    fn forget_of_session(&mut self, key: &QuestionKey) {
         let session = key.session_key();
         if let Some(keys) = self.by_session.get_mut(&session) {
             keys.remove(key);

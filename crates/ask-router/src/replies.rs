@@ -4,13 +4,13 @@ use ask_bus::{BusError, Incoming};
 use ask_core::entry::{DecidedBy, Entry, Verdict};
 use ask_core::outcome::Outcome;
 use ask_core::question::Invalid;
-use ask_core::reply::{Answer, Reply};
+use ask_core::reply::{Answer, Reply, ReplyContent, as_message};
 use ask_core::surface::Surface;
 use ask_core::time::Timestamp;
 use ask_core::wire::{ReplyRequest, ReplyResponse};
 use tracing::Instrument;
 
-use crate::{Router, spans};
+use crate::{LatePolicy, Router, spans};
 
 /// Whose replies are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,11 +67,12 @@ impl Router {
             let written = match stored.value.reply(&request.reply, Timestamp::now()) {
                 Verdict::Saved => return Ok(ReplyResponse::Saved),
                 Verdict::Invalid(invalid) => return Ok(ReplyResponse::Invalid { invalid }),
-                Verdict::KnownLate => return Ok(closed(&stored.value)),
-                Verdict::Late(_) if trust == Trust::Anybody => return Ok(closed(&stored.value)),
-                Verdict::Late(next) => {
-                    self.bus.write_late(&next, stored.revision).await.map(|_| closed(&stored.value))
-                }
+                Verdict::Late(_) if trust == Trust::Anybody => return Ok(closed(&stored.value, false)),
+                Verdict::KnownLate => return self.late(&stored.value, &request.reply).await,
+                Verdict::Late(next) => match self.bus.write_late(&next, stored.revision).await {
+                    Ok(_) => return self.late(&stored.value, &request.reply).await,
+                    Err(error) => Err(error),
+                },
                 Verdict::Decide(next) => {
                     let next = self.pending.with_steps(*next);
                     self.bus.write_decided(&next, stored.revision).await.map(|revision| {
@@ -87,6 +88,21 @@ impl Router {
             }
         }
         Err(BusError::Conflict { key: key.to_string() })
+    }
+
+    /// What becomes of a late reply, as often as it is repeated.
+    async fn late(&self, entry: &Entry, reply: &Reply) -> Result<ReplyResponse, BusError> {
+        let text = match (&reply.content, self.config.late_replies) {
+            (ReplyContent::Answers { answers }, LatePolicy::SendAsMessage) => {
+                as_message(&entry.question, answers)
+            }
+            _ => None,
+        };
+        let sent_as_message = match text {
+            Some(text) => self.say_late(&entry.key.session_key(), reply, text).await?,
+            None => false,
+        };
+        Ok(closed(entry, sent_as_message))
     }
 
     /// Only the session's owner replies; where no front end is bound, the gateway's operator.
@@ -106,16 +122,17 @@ fn log_decision(entry: &Entry, reply: &Reply) {
 
 /// What the sender of a reply is told when another decision came first. Everything in it is
 /// derived from the entry (rule N8).
-fn closed(entry: &Entry) -> ReplyResponse {
+fn closed(entry: &Entry, sent_as_message: bool) -> ReplyResponse {
     let Some(decision) = entry.decision() else {
         return ReplyResponse::Retry { why: "the question is still pending".into() };
     };
     let (by, surface) = match &decision.by {
         DecidedBy::Reply { responder, surface, .. } => (responder.display_name().to_owned(), Some(*surface)),
+        DecidedBy::Record { responder, .. } => (responder.display_name().to_owned(), None),
         DecidedBy::Rule { name } => (name.clone(), None),
     };
     let outcome = hidden(entry.shown_outcome().unwrap_or(&decision.outcome));
-    ReplyResponse::Closed { outcome, at: decision.at, by, surface }
+    ReplyResponse::Closed { outcome, at: decision.at, by, surface, sent_as_message }
 }
 
 fn hidden(outcome: &Outcome) -> Outcome {

@@ -6,6 +6,7 @@ use ask_bus::BusError;
 use ask_core::SCHEMA;
 use ask_core::entry::{Entry, StepKind};
 use ask_core::key::QuestionKey;
+use ask_core::outcome::Undeliverable;
 use ask_core::surface::{self, Showing, Surface};
 use ask_core::time::Timestamp;
 use ask_core::wire::ShowStep;
@@ -30,7 +31,19 @@ impl Router {
 
     async fn show_entry(&self, entry: &Entry) -> Result<(), BusError> {
         let (key, session_key) = (&entry.key, entry.key.session_key());
+        if self.answer_from_record(entry).await? {
+            return Ok(());
+        }
         let session = self.bus.session(&session_key).await?;
+        // What was shown once stays, whatever the limits say later.
+        if !entry.steps.iter().any(|step| matches!(step.what, StepKind::Surface { .. })) {
+            let owner = session.as_ref().map(|s| s.value.owner.as_str());
+            let limits = self.config.limits;
+            let before = self.pending.asked_before(entry, owner, limits.per_user);
+            if let Some(rule) = limits.exceeded(before) {
+                return self.give_up(entry, Undeliverable::TooManyPending, rule).await;
+            }
+        }
         let audience = self.present.audience(&session_key, session.as_ref().map(|s| &s.value.surfaces));
         if self.present.somebody(&session_key) {
             self.pending.evidence_lost(&session_key);
@@ -49,14 +62,45 @@ impl Router {
                 Ok(())
             }
             (Showing::Show(surface), rule) => self.show_on(entry, surface, rule).await,
-            (Showing::Undeliverable(reason), rule) => {
-                let span = spans::question("choose surface", rule, entry);
-                self.decide(key, |entry| entry.undeliverable(reason, rule, Timestamp::now()))
-                    .instrument(span)
-                    .await
-                    .map(drop)
+            (Showing::Undeliverable(reason), rule) => self.give_up(entry, reason, rule).await,
+        }
+    }
+
+    async fn give_up(
+        &self,
+        entry: &Entry,
+        reason: Undeliverable,
+        rule: &'static str,
+    ) -> Result<(), BusError> {
+        let span = spans::question("choose surface", rule, entry);
+        self.decide(&entry.key, |entry| entry.undeliverable(reason, rule, Timestamp::now()))
+            .instrument(span)
+            .await
+            .map(drop)
+    }
+
+    /// Gives a question the answer that the same question got before its call was lost. True when
+    /// it is decided by that.
+    async fn answer_from_record(&self, entry: &Entry) -> Result<bool, BusError> {
+        for lost in self.pending.lost(&entry.key.session_key()) {
+            let Some(first) = self.bus.question(&lost).await? else { continue };
+            let Some(given) = first.value.give_again(entry) else { continue };
+            if given != first.value {
+                match self.bus.write_given_again(&given, first.revision).await {
+                    Ok(_) => {}
+                    // Another question may have it now.
+                    Err(BusError::Conflict { .. }) => continue,
+                    Err(error) => return Err(error),
+                }
+            }
+            let span = spans::question("answer from record", "asked_again_after_its_call_was_lost", entry);
+            let decide = self.decide(&entry.key, |entry| entry.answer_from_record(&given, Timestamp::now()));
+            if decide.instrument(span).await? {
+                tracing::info!(question = %entry.key.question, from = %lost.question, "answered from the record");
+                return Ok(true);
             }
         }
+        Ok(false)
     }
 
     async fn show_on(&self, entry: &Entry, surface: Surface, rule: &'static str) -> Result<(), BusError> {

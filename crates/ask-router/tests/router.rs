@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ask_bus::{AdapterRequest, Bus, BusOptions, FeedItem, Provisioning, QuestionFeed};
 use ask_core::SCHEMA;
-use ask_core::entry::{Entry, Road, StepKind};
+use ask_core::entry::{DecidedBy, Entry, Road, StepKind};
 use ask_core::key::{QuestionKey, SessionKey, call_question_id};
 use ask_core::outcome::{CancelReason, Delivered, Outcome, Returned, Undeliverable};
 use ask_core::question::{Choice, Prompt, Question};
@@ -14,7 +14,7 @@ use ask_core::session::{MessageDecision, SendBy};
 use ask_core::surface::Surface;
 use ask_core::time::Timestamp;
 use ask_core::wire::*;
-use ask_router::{RouterConfig, SERVICE};
+use ask_router::{LatePolicy, RouterConfig, SERVICE};
 use service_kit::Health;
 use testkit::nats::NatsServer;
 use testkit::{WITHIN, until};
@@ -33,21 +33,29 @@ async fn connect(server: &NatsServer) -> Bus {
 
 impl Setup {
     async fn new() -> Self {
+        Self::with(|_| ()).await
+    }
+
+    async fn with(change: impl FnOnce(&mut RouterConfig)) -> Self {
         let server = NatsServer::start().await.unwrap();
         let bus = connect(&server).await;
         bus.provision(&Provisioning { gateways: vec!["g".into()], replicas: 1 }).await.unwrap();
         let mut setup = Self { server, bus, routers: Vec::new() };
-        setup.start_router().await;
+        setup.start_router_with(change).await;
         setup
     }
 
     async fn start_router(&mut self) {
-        let config = RouterConfig {
+        self.start_router_with(|_| ()).await;
+    }
+
+    async fn start_router_with(&mut self, change: impl FnOnce(&mut RouterConfig)) {
+        let mut config = RouterConfig {
             delivery_within: Duration::from_millis(1500),
-            presence_for: Duration::from_secs(15),
             stagger: Duration::from_millis(20),
-            operators: Default::default(),
+            ..RouterConfig::defaults()
         };
+        change(&mut config);
         let (health, shutdown) = (Health::new(&SERVICE), CancellationToken::new());
         let bus = connect(&self.server).await;
         let running = tokio::spawn(ask_router::run(config, bus, health.clone(), shutdown.clone()));
@@ -565,4 +573,135 @@ async fn without_a_router_a_reply_fails_at_once_instead_of_waiting() {
     });
     refused.await;
     assert!(setup.entry(&asked.key).await.is_pending());
+}
+
+/// Answers a question and loses its call with the gateway.
+async fn answered_and_lost(setup: &Setup, asked: &Entry) {
+    assert_eq!(setup.reply(&asked.key, "r1", "alice", Answer::option(1)).await, ReplyResponse::Saved);
+    let decided = setup.bus.question(&asked.key).await.unwrap().unwrap();
+    let why = Returned::Unconfirmed { why: "gateway_restart".into() };
+    let closed = decided.value.close(why, Timestamp::now()).unwrap();
+    setup.bus.write_returned(&closed, decided.revision, false).await.unwrap();
+}
+
+fn is_from_record(entry: &Entry, first: &Entry) -> bool {
+    matches!(&entry.decision().unwrap().by, DecidedBy::Record { question, .. } if *question == first.key.question)
+}
+
+#[tokio::test]
+async fn an_unchanged_question_asked_again_after_its_call_was_lost_is_answered_from_the_record_once() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    let first = setup.ask("c1", |_| ()).await;
+    answered_and_lost(&setup, &first).await;
+    let again = setup.ask("c2", |e| e.key.run = "r2".into()).await;
+    let decided = setup.decided(&again.key).await;
+    assert!(is_from_record(&decided, &first), "{decided:?}");
+    assert_eq!(outcome(&decided), outcome(&setup.entry(&first.key).await));
+    // Once more it is the person's to answer, and so is a question that was changed.
+    let third = setup.ask("c3", |e| e.key.run = "r3".into()).await;
+    let changed = setup.ask("c4", |e| e.question.prompts[0].text = "Where to now?".into()).await;
+    setup.look(true).await;
+    let shown = async |key| setup.entry(key).await.steps.first().cloned();
+    until("both on screen", async || shown(&third.key).await.and(shown(&changed.key).await)).await;
+    assert!(setup.entry(&third.key).await.is_pending() && setup.entry(&changed.key).await.is_pending());
+}
+
+#[tokio::test]
+async fn a_question_that_was_asked_again_before_the_loss_was_known_is_answered_from_the_record() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    let first = setup.ask("c1", |_| ()).await;
+    setup.reply(&first.key, "r1", "alice", Answer::option(1)).await;
+    let again = setup.ask("c2", |e| e.key.run = "r2".into()).await;
+    let decided = setup.bus.question(&first.key).await.unwrap().unwrap();
+    let why = Returned::Unconfirmed { why: "gateway_restart".into() };
+    let closed = decided.value.close(why, Timestamp::now()).unwrap();
+    setup.bus.write_returned(&closed, decided.revision, false).await.unwrap();
+    assert!(is_from_record(&setup.decided(&again.key).await, &first));
+}
+
+#[tokio::test]
+async fn what_a_dead_router_had_promised_from_the_record_is_given_by_the_next() {
+    let mut setup = Setup::new().await;
+    setup.bind().await;
+    let first = setup.ask("c1", |_| ()).await;
+    answered_and_lost(&setup, &first).await;
+    setup.kill_routers().await;
+    let again = setup.ask("c2", |e| e.key.run = "r2".into()).await;
+    let lost = setup.bus.question(&first.key).await.unwrap().unwrap();
+    setup.bus.write_given_again(&lost.value.give_again(&again).unwrap(), lost.revision).await.unwrap();
+    setup.start_router().await;
+    assert!(is_from_record(&setup.decided(&again.key).await, &first));
+}
+
+#[tokio::test]
+async fn one_question_more_than_may_wait_is_undeliverable_at_once_and_the_others_stay() {
+    let mut setup = Setup::with(|config| config.limits.per_run = 2).await;
+    setup.bind().await;
+    setup.look(true).await;
+    let first = setup.ask("c1", |_| ()).await;
+    let second = setup.ask("c2", |_| ()).await;
+    let third = setup.ask("c3", |_| ()).await;
+    let reason = Undeliverable::TooManyPending;
+    assert_eq!(*outcome(&setup.decided(&third.key).await), Outcome::Undeliverable { reason });
+    let shown = async |key| setup.entry(key).await.steps.first().cloned();
+    until("both on record", async || shown(&first.key).await.and(shown(&second.key).await)).await;
+    // A router that comes later and sees them in any order takes none of the others for too many.
+    setup.kill_routers().await;
+    setup.start_router_with(|config| config.limits.per_run = 1).await;
+    setup.reply(&first.key, "r1", "alice", Answer::option(0)).await;
+    assert!(setup.entry(&second.key).await.is_pending());
+    let fourth = setup.ask("c4", |e| e.key.run = "r2".into()).await;
+    until("the fourth on screen", async || setup.entry(&fourth.key).await.steps.first().cloned()).await;
+}
+
+#[tokio::test]
+async fn a_user_has_one_limit_for_all_sessions() {
+    let setup = Setup::with(|config| config.limits.per_user = 1).await;
+    setup.bind().await;
+    let other = SessionKey::new("g", "s2");
+    let bind = SayRequest { session: other.clone(), ..say("m0", "alice", "hello") };
+    setup.bus.say(&bind).await.unwrap();
+    setup.look(true).await;
+    let first = setup.ask("c1", |_| ()).await;
+    until("the first on screen", async || setup.entry(&first.key).await.steps.first().cloned()).await;
+    let second = setup.ask("c2", |e| e.key.session = "s2".into()).await;
+    let decided = setup.decided(&second.key).await;
+    assert!(
+        matches!(&decided.decision().unwrap().by, DecidedBy::Rule { name } if name == "too_many_pending_for_the_user")
+    );
+}
+
+#[tokio::test]
+async fn a_late_answer_goes_to_the_agent_as_a_message_once_where_the_policy_says_so() {
+    let setup = Setup::with(|config| config.late_replies = LatePolicy::SendAsMessage).await;
+    setup.bind().await;
+    let asked = setup.ask("c1", |_| ()).await;
+    setup.reply(&asked.key, "r1", "alice", Answer::option(0)).await;
+    for _ in 0..2 {
+        let late = setup.reply(&asked.key, "r2", "alice", Answer::option(1)).await;
+        assert!(matches!(late, ReplyResponse::Closed { sent_as_message: true, .. }), "{late:?}");
+    }
+    let mut items = setup.bus.chat_items("g").await.unwrap();
+    let mut next = async || {
+        let delivery = tokio::time::timeout(WITHIN, items.next()).await.unwrap().unwrap();
+        delivery.done().await.unwrap();
+        delivery.item.text.clone()
+    };
+    assert_eq!(next().await, "hello");
+    assert_eq!(next().await, "Late answer to \"Where to?\": Oslo");
+    setup.say("m9", "alice", "bye").await;
+    assert_eq!(next().await, "bye");
+}
+
+#[tokio::test]
+async fn a_late_answer_is_only_told_who_won_by_default() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    let asked = setup.ask("c1", |_| ()).await;
+    setup.reply(&asked.key, "r1", "alice", Answer::option(0)).await;
+    let late = setup.reply(&asked.key, "r2", "alice", Answer::option(1)).await;
+    assert!(matches!(late, ReplyResponse::Closed { sent_as_message: false, .. }), "{late:?}");
+    assert_eq!(setup.bus.session(&session()).await.unwrap().unwrap().value.count, 1);
 }

@@ -135,7 +135,7 @@ async fn parked(bus: &Bus) -> Finding {
         Ok(0) => Good("nothing unreadable is parked".into()),
         Ok(count) => Unknown(
             format!("{count} unreadable messages are parked in the stream DEAD"),
-            "their headers say where they were and why: `nats stream view DEAD`".into(),
+            "`askctl dead ls` says where they were and why".into(),
         ),
         Err(error) => broken(error),
     }

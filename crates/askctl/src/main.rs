@@ -1,6 +1,7 @@
 //! askctl: runs, shows and repairs askbus.
 
 mod config;
+mod dead;
 mod demo;
 mod doctor;
 mod nats_server;
@@ -80,6 +81,11 @@ enum Command {
         /// The question's id, or how it begins
         id: String,
     },
+    /// Messages that no service could read
+    Dead {
+        #[command(subcommand)]
+        command: dead::DeadCommand,
+    },
     /// Looks for what is wrong, and says what to do
     Doctor {
         /// Folder of the keys [default: askctl.keys_dir of the configuration]
@@ -152,6 +158,7 @@ async fn run(cli: Cli) -> Result<ExitCode> {
         Command::Answer(args) => reply::answer(&connected().await?, args).await?,
         Command::Cancel { id } => reply::cancel(&connected().await?, &id).await?,
         Command::Trace { id } => questions::show_trace(&connected().await?, &config.service, &id).await?,
+        Command::Dead { command } => dead::dead(&connected().await?, command).await?,
         Command::Doctor { dir } => {
             let folder = dir.map_or_else(|| config.service.keys_dir(), Ok)?;
             if !doctor::doctor(&config, cli.config.as_deref(), &folder).await {

@@ -141,7 +141,7 @@ async fn hand_in(
         ReplyResponse::Saved => {
             say!("saved: {} {}", short_id(key), plain(&said, 200));
         }
-        ReplyResponse::Closed { outcome, at, by, surface } => {
+        ReplyResponse::Closed { outcome, at, by, surface, .. } => {
             let ago = duration(ask_core::time::Timestamp::now().since(at));
             let on = surface.map(|surface| format!(" on {}", surface.name())).unwrap_or_default();
             let outcome = plain(&timeline::outcome(question, &outcome), 200);

@@ -41,6 +41,9 @@ pub fn rows(entry: &Entry) -> Vec<Row> {
             DecidedBy::Reply { responder, surface, .. } => {
                 format!("by {} on {}", responder.display_name(), surface.name())
             }
+            DecidedBy::Record { question, responder } => {
+                format!("by {}, from the record of {question}", responder.display_name())
+            }
             DecidedBy::Rule { name } => format!("by rule {name}"),
         };
         let known = match (decision.delivered, decision.seen) {

@@ -18,6 +18,7 @@ use ask_core::surface::Surface;
 use ask_core::time::Timestamp;
 use ask_core::wire::{ReplyRequest, ReplyResponse};
 use testkit::nats::{NatsOptions, NatsServer};
+use testkit::until;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -52,6 +53,17 @@ impl Place {
         let keys = self.keys();
         let args = [&["provision", "--dir", keys.to_str().unwrap()], more].concat();
         good(&self.askctl(&args, "").await).lines().map(str::to_owned).collect()
+    }
+
+    /// Publishes what no part of askbus would.
+    async fn publish(&self, subject: &str, payload: &str) {
+        let address = self.server.url().replace("nats://", "");
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let length = payload.len();
+        let lines = format!("CONNECT {{}}\r\nPUB {subject} _INBOX.nobody {length}\r\n{payload}\r\nPING\r\n");
+        stream.write_all(lines.as_bytes()).await.unwrap();
+        let mut said = BufReader::new(stream).lines();
+        while said.next_line().await.unwrap().unwrap() != "PONG" {}
     }
 
     async fn askctl(&self, args: &[&str], input: &str) -> Output {
@@ -141,6 +153,7 @@ async fn decide(bus: &Bus, request: &ReplyRequest) -> ReplyResponse {
                 at: decision.at,
                 by: responder.display_name().into(),
                 surface: Some(*surface),
+                sent_as_message: false,
             }
         }
     }
@@ -403,4 +416,31 @@ async fn watch_tells_each_step_once() {
     assert_eq!(stored.value.key, request.key);
     let decided = next().await;
     assert!(decided.contains("decided    answered \"Staging\" by Alice on card"), "{decided}");
+}
+
+#[tokio::test]
+async fn what_no_service_could_read_is_listed_and_given_to_its_reader_again() {
+    let place = Place::provisioned().await;
+    let mut requests = place.bus.serve_router("0.0.0").await.unwrap();
+    let reading = tokio::spawn(async move { requests.next().await });
+    let address = "say.openclaw.s";
+    place.publish(address, "{broken").await;
+    until("the dead letter", async || (place.bus.parked().await.ok()? == 1).then_some(())).await;
+    let listed = good(&place.askctl(&["dead", "ls"], "").await);
+    assert!(listed.contains(address) && listed.contains("key must be a string"), "{listed}");
+    assert!(good(&place.askctl(&["dead", "show", "1"], "").await).ends_with("{broken\n"));
+    // As unreadable as before: the letter stays, and the new refusal is one more.
+    let again = place.askctl(&["dead", "send-again", "1"], "").await;
+    assert!(!again.status.success() && bad(&again).contains("stays"), "{again:?}");
+    assert_eq!(place.bus.dead_letters().await.unwrap().len(), 2);
+    reading.abort();
+    // What nobody reads a second time is refused; a bucket's value is still in the bucket.
+    place.publish("$KV.ask.g.s.r.q", "{broken").await;
+    until("the value", async || place.bus.all_questions().await.ok()).await;
+    let mut questions = place.bus.watch_questions(None);
+    questions.next().await.unwrap();
+    let again = place.askctl(&["dead", "send-again", "3"], "").await;
+    assert!(bad(&again).contains("still in the bucket"), "{again:?}");
+    good(&place.askctl(&["dead", "drop", "1"], "").await);
+    assert!(bad(&place.askctl(&["dead", "drop", "1"], "").await).contains("no dead letter 1"));
 }

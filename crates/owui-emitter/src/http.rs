@@ -444,8 +444,8 @@ async fn reply(
     let response = emitter.hand_in(&entry, &body.reply, by, body.surface, content).await.map_err(unsaved)?;
     match response {
         ReplyResponse::Saved => Ok(Json(json!({"result": "saved"})).into_response()),
-        ReplyResponse::Closed { outcome, at, by, surface } => {
-            let message = words::outcome(&entry.question, &outcome, &by, surface);
+        ReplyResponse::Closed { outcome, at, by, surface, sent_as_message } => {
+            let message = words::too_late(&entry.question, &outcome, &by, surface, sent_as_message);
             let body = match &outcome {
                 Outcome::Answered { .. } => json!({
                     "result": "already_answered", "by": by, "surface": surface, "at_ms": at, "message": message,

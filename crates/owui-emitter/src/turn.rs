@@ -382,8 +382,8 @@ impl Turn {
             let reply = emitter.hand_in(entry, call, by.clone(), Surface::Durable, content.clone());
             match self.during(reply).await? {
                 Ok(ReplyResponse::Saved) => return Ok(false),
-                Ok(ReplyResponse::Closed { outcome, by, surface, .. }) => {
-                    let what = words::outcome(&entry.question, &outcome, &by, surface);
+                Ok(ReplyResponse::Closed { outcome, by, surface, sent_as_message, .. }) => {
+                    let what = words::too_late(&entry.question, &outcome, &by, surface, sent_as_message);
                     self.say_once(&format!("> **{}** — {what}", entry.question.title())).await?;
                     return Ok(true);
                 }

@@ -39,8 +39,24 @@ pub(crate) fn outcome(question: &Question, outcome: &Outcome, by: &str, surface:
         Outcome::Undeliverable { reason } => match reason {
             Undeliverable::ExpiredSecret => "Closed: the secret was kept to its limit and is gone".into(),
             Undeliverable::Unsupported => "Closed: it can't be shown in this chat".into(),
+            Undeliverable::TooManyPending => "Closed: too many questions are waiting already".into(),
             _ => "Closed: it could not be shown".into(),
         },
+    }
+}
+
+/// What the sender of a late reply is told.
+pub(crate) fn too_late(
+    question: &Question,
+    actual: &Outcome,
+    by: &str,
+    surface: Option<Surface>,
+    sent_as_message: bool,
+) -> String {
+    let what = outcome(question, actual, by, surface);
+    match sent_as_message {
+        true => format!("{what}. Your answer went to the agent as a message"),
+        false => what,
     }
 }
 
@@ -52,6 +68,7 @@ pub(crate) fn decided_elsewhere(entry: &Entry) -> Option<String> {
     }
     let (by, surface) = match &decision.by {
         DecidedBy::Reply { responder, surface, .. } => (responder.display_name(), Some(*surface)),
+        DecidedBy::Record { responder, .. } => (responder.display_name(), None),
         DecidedBy::Rule { .. } => ("", None),
     };
     Some(outcome(&entry.question, &decision.outcome, by, surface))

@@ -79,12 +79,7 @@ impl Setup {
     }
 
     async fn start_router(&mut self) {
-        let config = RouterConfig {
-            delivery_within: Duration::from_secs(5),
-            presence_for: Duration::from_secs(15),
-            stagger: Duration::from_millis(20),
-            operators: Default::default(),
-        };
+        let config = RouterConfig { stagger: Duration::from_millis(20), ..RouterConfig::defaults() };
         let (health, shutdown) = (Health::new(&ask_router::SERVICE), CancellationToken::new());
         let bus = connect(&self.server).await;
         let task = tokio::spawn(ask_router::run(config, bus, health.clone(), shutdown.clone()));

@@ -210,7 +210,8 @@ fn resolution_id(entry: &Entry) -> String {
     let id = match entry.decision().map(|d| &d.by) {
         Some(DecidedBy::Reply { id, .. }) => id.clone(),
         Some(DecidedBy::Rule { name }) => format!("{name}-{}", entry.key.question),
-        None => entry.key.question.clone(),
+        // Only calls are answered from the record.
+        Some(DecidedBy::Record { .. }) | None => entry.key.question.clone(),
     };
     if id.len() <= MAX_RESOLUTION_ID { id } else { hex::encode(Sha256::digest(&id)) }
 }

@@ -127,10 +127,8 @@ impl<G> Bench<G> {
         let ready = health.clone();
         let _router = run(|stop| async move {
             let config = ask_router::RouterConfig {
-                delivery_within: Duration::from_secs(5),
-                presence_for: Duration::from_secs(15),
                 stagger: Duration::from_millis(20),
-                operators: Default::default(),
+                ..ask_router::RouterConfig::defaults()
             };
             ask_router::run(config, connect(url).await, health, stop).await.unwrap();
         });
