@@ -40,6 +40,9 @@ const LINES: usize = 64;
 const READ_AGAIN: Duration = Duration::from_secs(5);
 /// After this long without a sign of the agent the person is told that the message waits.
 const QUIET: Duration = Duration::from_secs(1);
+/// How long a turn that is over stays to tell what became of its replies. After a takeover the end
+/// of the run may be known before that.
+const RETURNS: Duration = Duration::from_secs(3);
 /// A message that went into a queue gets a run of its own within this time, or none.
 const FOLLOW_UP: Duration = Duration::from_secs(5);
 
@@ -81,6 +84,10 @@ pub(crate) struct Turn {
     /// When to tell that the message waits.
     quiet_until: Option<Instant>,
     quiet_told: bool,
+    /// The questions that this chat answered and whose call is not known to have it.
+    unreturned: HashSet<String>,
+    /// When to stop waiting for that.
+    returns_until: Option<Instant>,
     /// When to stop waiting for a run that follows.
     follow_up_until: Option<Instant>,
 }
@@ -128,6 +135,8 @@ impl Turn {
             asked: HashMap::new(),
             withdrawn: HashSet::new(),
             closed: HashSet::new(),
+            unreturned: HashSet::new(),
+            returns_until: None,
             ping,
             presence: None,
             before,
@@ -487,6 +496,7 @@ impl Turn {
         loop {
             self.end_if_finished().await?;
             let (quiet, follow_up) = (self.quiet_until, self.follow_up_until);
+            let returns = self.returns_until;
             tokio::select! {
                 () = self.lines.closed() => return Err(Over::Gone),
                 () = shutdown.cancelled() => return Err(Over::BrokenOff),
@@ -501,6 +511,7 @@ impl Turn {
                     self.quiet_told = true;
                     self.status("Sent, waiting for the gateway", false).await?;
                 }
+                () = sleep_until(returns.unwrap_or_else(Instant::now)), if returns.is_some() => {}
                 () = sleep_until(follow_up.unwrap_or_else(Instant::now)), if follow_up.is_some() => {
                     return self.end("done", None).await;
                 }
@@ -590,7 +601,13 @@ impl Turn {
     }
 
     async fn end_if_finished(&mut self) -> Flow {
-        match self.runs.finish() {
+        let finish = self.runs.finish();
+        if finish.is_none() || self.unreturned.is_empty() {
+            self.returns_until = None;
+        } else if *self.returns_until.get_or_insert(Instant::now() + RETURNS) > Instant::now() {
+            return Ok(());
+        }
+        match finish {
             None => self.follow_up_until = None,
             Some(Finish::Done) => return self.end("done", None).await,
             Some(Finish::Stopped) => return self.end("stopped", None).await,
@@ -684,6 +701,10 @@ impl Turn {
         self.asked.remove(question);
         let ours = self.is_ours(entry);
         let news = stored.revision > self.cursor.revision;
+        match ours && entry.returned().is_none() {
+            true => drop(self.unreturned.insert(question.clone())),
+            false => drop(self.unreturned.remove(question)),
+        }
         if self.withdrawn.insert(question.clone()) {
             let why = if ours { None } else { words::decided_elsewhere(entry) };
             self.send(json!({"type": "withdraw", "question": question, "why": why})).await?;

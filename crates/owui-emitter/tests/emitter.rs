@@ -390,6 +390,26 @@ async fn an_answer_that_the_gateway_overruled_is_told_in_the_chat() {
 }
 
 #[tokio::test]
+async fn a_run_that_ends_before_it_is_known_who_answered_waits_for_that() {
+    let setup = Setup::new().await;
+    let mut turn = setup.front().say("plan a trip");
+    let (ask, (entry, session, run)) = tokio::join!(turn.asked(), async {
+        let (session, run) = setup.begin().await;
+        (setup.ask(&session, &run, "c1", cities).await, session, run)
+    });
+    let ask = ask.unwrap();
+    turn.reply(&ask, json!({"index": 0})).await.unwrap();
+    setup.put_out(&session, &run, 1, done("off to Oslo")).await;
+    turn.until(|l| l["type"] == "text").await.unwrap();
+    let stored = setup.bus.question(&entry.key).await.unwrap().unwrap();
+    let theirs = Returned::Overruled { by: None, outcome: answered(1) };
+    let closed = stored.value.close(theirs, Timestamp::now()).unwrap();
+    setup.bus.write_returned(&closed, stored.revision, false).await.unwrap();
+    assert_eq!(turn.end().await.unwrap(), "done");
+    assert!(turn.text().contains("Answered in the Control UI: Oslo"), "{}", turn.text());
+}
+
+#[tokio::test]
 async fn another_users_reply_is_refused() {
     let setup = Setup::new().await;
     let front = setup.front();
