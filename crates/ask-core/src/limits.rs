@@ -1,4 +1,4 @@
-//! How many questions may wait at once.
+//! How many questions may wait at once (rule R2 of docs/protocol.md).
 
 use serde::Deserialize;
 
