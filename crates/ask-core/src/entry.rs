@@ -346,6 +346,12 @@ impl Entry {
         Verdict::Late(Box::new(next))
     }
 
+    /// Ends a pending question whose alarm on the monotonic clock went off; a wall clock that was
+    /// set back meanwhile does not keep it alive. `None` after the decision.
+    pub fn fall_due(&self, nothing_offered: bool, wall_clock: Timestamp) -> Option<Self> {
+        self.expire(nothing_offered, wall_clock.max(self.deadline))
+    }
+
     /// Ends a pending question at its deadline; `None` before it or after the decision.
     /// `nothing_offered` is the deciding router's own evidence that no front end was there from
     /// the start (rules F1, F2).
@@ -516,6 +522,14 @@ mod tests {
             let decision = entry.decision().unwrap();
             assert_eq!((&decision.outcome, decision.seen), (&outcome, seen));
         }
+    }
+
+    #[test]
+    fn a_wall_clock_that_was_set_back_keeps_no_question_alive() {
+        let hour_before = DEADLINE.minus(Duration::from_secs(3_600));
+        let decision = pending().fall_due(false, hour_before).unwrap().decision().unwrap().clone();
+        assert_eq!((decision.outcome, decision.at), (Outcome::Expired, DEADLINE));
+        assert_eq!(pending().expire(false, hour_before), None);
     }
 
     #[test]

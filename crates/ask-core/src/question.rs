@@ -409,6 +409,17 @@ mod tests {
     }
 
     #[test]
+    fn only_the_flag_makes_a_question_secret_and_labels_are_trimmed() {
+        for text in ["What is the API key / token limit?", "A monkey?"] {
+            assert!(!Question::from_tool_args(&json!({"question": text})).unwrap().is_secret(), "{text}");
+        }
+        assert!(Question::from_tool_args(&json!({"question": "Key?", "secret": true})).unwrap().is_secret());
+        let args = json!({"question": "q", "choices": [" A ", "B\t"]});
+        let labels = Question::from_tool_args(&args).unwrap().prompts[0].options.clone();
+        assert_eq!(labels, ["A", "B"].map(Choice::label));
+    }
+
+    #[test]
     fn several_questions_get_ids_that_differ() {
         let args =
             json!({"questions": [{"question": "City?"}, {"question": "Budget?", "id": "budget"}, "Why?"]});

@@ -316,7 +316,7 @@ proptest! {
         road in road(),
         looking in any::<bool>(),
         surfaces in subsequence(
-            vec![Surface::Card, Surface::Form, Surface::Masked, Surface::Durable, Surface::Text], 0..=5),
+            vec![Surface::Card, Surface::Form, Surface::Confirm, Surface::Masked, Surface::Durable, Surface::Text], 0..=6),
         tried in subsequence(vec![Surface::Card, Surface::Form, Surface::Durable], 0..=3),
     ) {
         let surfaces: BTreeSet<Surface> = surfaces.into_iter().collect();
@@ -325,6 +325,8 @@ proptest! {
             prop_assert!(surfaces.contains(&surface) && !tried.contains(&surface));
             prop_assert!(looking || !is_live(surface));
             prop_assert!(!question.is_secret() || surface == Surface::Masked);
+            // That dialog can't tell No from being closed.
+            prop_assert!(surface != Surface::Confirm);
         }
     }
 }

@@ -84,12 +84,7 @@ impl Router {
         let span = spans::question("expire", "deadline", &stored.value);
         async {
             let nothing_offered = self.pending.nothing_offered(key);
-            let decided = self
-                .decide(key, |entry| {
-                    let now = Timestamp::now().max(entry.deadline);
-                    entry.expire(nothing_offered, now)
-                })
-                .await;
+            let decided = self.decide(key, |entry| entry.fall_due(nothing_offered, Timestamp::now())).await;
             match decided {
                 Ok(true) => tracing::info!(question = %key.question, "expired"),
                 Ok(false) => {}

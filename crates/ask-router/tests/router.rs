@@ -7,9 +7,11 @@ use ask_bus::{AdapterRequest, Bus, BusOptions, FeedItem, Provisioning, QuestionF
 use ask_core::SCHEMA;
 use ask_core::entry::{DecidedBy, Entry, Road, StepKind};
 use ask_core::key::{QuestionKey, SessionKey, call_question_id};
+use ask_core::limits::Limits;
 use ask_core::outcome::{CancelReason, Delivered, Outcome, Returned, Undeliverable};
 use ask_core::question::{Choice, Prompt, Question};
 use ask_core::reply::{Answer, Reply, ReplyContent, Responder};
+use ask_core::result::tool_result;
 use ask_core::session::{MessageDecision, SendBy};
 use ask_core::surface::Surface;
 use ask_core::time::Timestamp;
@@ -18,7 +20,7 @@ use ask_router::{LatePolicy, RouterConfig, SERVICE};
 use service_kit::Health;
 use testkit::nats::NatsServer;
 use testkit::{WITHIN, until};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 struct Setup {
@@ -72,19 +74,7 @@ impl Setup {
     }
 
     async fn ask(&self, call: &str, change: impl Fn(&mut Entry)) -> Entry {
-        let mut prompt = Prompt::free_text("Where to?");
-        prompt.options = ["Lisbon", "Oslo", "Kyoto"].map(Choice::label).into();
-        let key = QuestionKey {
-            gateway: "g".into(),
-            session: "s".into(),
-            run: "r".into(),
-            question: call_question_id("g", "s", "r", call),
-        };
-        let now = Timestamp::now();
-        let question = Question::new(vec![prompt]).unwrap();
-        let deadline = now.plus(Duration::from_secs(60));
-        let mut entry =
-            Entry::ask(key, Road::Plugin, "request_user_input", call, question, now, deadline, None).unwrap();
+        let mut entry = entry(call);
         change(&mut entry);
         self.bus.write_asked(&entry).await.unwrap();
         entry
@@ -101,13 +91,11 @@ impl Setup {
     }
 
     async fn look(&self, looking: bool) {
-        let presence = Presence {
-            schema: SCHEMA,
-            emitter: "e".into(),
-            surfaces: surfaces(),
-            looking,
-            other_chat: false,
-        };
+        self.look_with(looking, surfaces()).await;
+    }
+
+    async fn look_with(&self, looking: bool, surfaces: BTreeSet<Surface>) {
+        let presence = Presence { schema: SCHEMA, emitter: "e".into(), surfaces, looking, other_chat: false };
         self.bus.write_presence(&session(), "m0", &presence).await.unwrap();
     }
 
@@ -149,6 +137,21 @@ async fn next_step(feed: &mut QuestionFeed) -> ShowStep {
         }
     };
     tokio::time::timeout(WITHIN, wait).await.expect("no step came in time")
+}
+
+fn entry(call: &str) -> Entry {
+    let mut prompt = Prompt::free_text("Where to?");
+    prompt.options = ["Lisbon", "Oslo", "Kyoto"].map(Choice::label).into();
+    let key = QuestionKey {
+        gateway: "g".into(),
+        session: "s".into(),
+        run: "r".into(),
+        question: call_question_id("g", "s", "r", call),
+    };
+    let now = Timestamp::now();
+    let question = Question::new(vec![prompt]).unwrap();
+    let deadline = now.plus(Duration::from_secs(60));
+    Entry::ask(key, Road::Plugin, "request_user_input", call, question, now, deadline, None).unwrap()
 }
 
 fn session() -> SessionKey {
@@ -323,8 +326,9 @@ async fn of_two_replies_the_first_wins_and_the_second_is_told_who_won() {
     let asked = setup.ask("c1", |_| ()).await;
     assert_eq!(setup.reply(&asked.key, "r1", "alice", Answer::option(0)).await, ReplyResponse::Saved);
     let second = setup.reply(&asked.key, "r2", "alice", Answer::option(1)).await;
-    let ReplyResponse::Closed { by, surface, outcome, .. } = second else { panic!("{second:?}") };
+    let ReplyResponse::Closed { by, surface, outcome, at, .. } = second else { panic!("{second:?}") };
     assert_eq!((by.as_str(), surface, outcome.status()), ("alice", Some(Surface::Card), "answered"));
+    assert_eq!(at, setup.entry(&asked.key).await.decision().unwrap().at);
     assert_eq!(setup.reply(&asked.key, "r1", "alice", Answer::option(0)).await, ReplyResponse::Saved);
     assert_eq!(setup.entry(&asked.key).await.late_count, 1);
 }
@@ -417,7 +421,7 @@ async fn exactly_one_of_many_racing_replies_wins_with_several_routers() {
 
 #[tokio::test]
 async fn it_expires_at_its_deadline() {
-    let setup = Setup::new().await;
+    let mut setup = Setup::new().await;
     setup.bind().await;
     let deadline = Timestamp::now().plus(Duration::from_millis(700));
     let asked = setup.ask("c1", |e| e.deadline = deadline).await;
@@ -425,6 +429,14 @@ async fn it_expires_at_its_deadline() {
     assert_eq!(*outcome(&decided), Outcome::Expired);
     let late = decided.decision().unwrap().at.since(deadline);
     assert!(decided.decision().unwrap().at >= deadline && late < Duration::from_secs(5), "{late:?} late");
+    // Who answers after that is told so, also by a router that knows nothing but the entry.
+    setup.kill_routers().await;
+    setup.start_router().await;
+    let late = setup.reply(&asked.key, "r1", "alice", Answer::option(0)).await;
+    let ReplyResponse::Closed { outcome, at, by, surface: None, .. } = late else { panic!("{late:?}") };
+    assert_eq!((outcome, by.as_str()), (Outcome::Expired, "deadline"));
+    assert_eq!(at, decided.decision().unwrap().at);
+    assert_eq!(setup.entry(&asked.key).await.late_count, 1);
 }
 
 #[tokio::test]
@@ -547,6 +559,11 @@ async fn stop_cancels_the_questions_and_holds_back_what_was_not_sent() {
     };
     let (stopped, ()) = tokio::join!(setup.bus.stop(&stop), serve);
     assert_eq!(stopped.unwrap(), StopResponse::Stopped { cancelled: 0, aborted: true });
+    // A click on what is left of its card changes nothing.
+    let late = setup.reply(&asked.key, "r1", "alice", Answer::option(0)).await;
+    let ReplyResponse::Closed { outcome: told, by, .. } = late else { panic!("{late:?}") };
+    assert_eq!((told, by.as_str()), (Outcome::Cancelled { reason }, "stop"));
+    assert_eq!(*outcome(&setup.entry(&asked.key).await), Outcome::Cancelled { reason });
 }
 
 #[tokio::test]
@@ -704,4 +721,170 @@ async fn a_late_answer_is_only_told_who_won_by_default() {
     let late = setup.reply(&asked.key, "r2", "alice", Answer::option(1)).await;
     assert!(matches!(late, ReplyResponse::Closed { sent_as_message: false, .. }), "{late:?}");
     assert_eq!(setup.bus.session(&session()).await.unwrap().unwrap().value.count, 1);
+}
+
+#[tokio::test]
+async fn what_was_offered_to_nobody_was_never_shown_and_the_agent_is_not_told_that_nobody_answered() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    // Until then missing presence is no evidence (F2).
+    let settled = std::time::Instant::now() + Duration::from_millis(5_500);
+    until("the router to know who is there", async || (std::time::Instant::now() > settled).then_some(()))
+        .await;
+    let deadline = Timestamp::now().plus(Duration::from_millis(700));
+    let asked = setup.ask("c1", |e| e.deadline = deadline).await;
+    let decided = setup.decided(&asked.key).await;
+    assert_eq!(*outcome(&decided), Outcome::Undeliverable { reason: Undeliverable::NeverShown });
+    assert_eq!(decided.decision().unwrap().delivered, Delivered::No);
+    let told = tool_result(&decided).unwrap().text;
+    assert!(told.contains("could not be shown") && !told.contains("did not respond"), "{told}");
+    // A question that waits is shown to who comes.
+    let mut feed = setup.bus.question_feed().await.unwrap();
+    let waits = setup.ask("c2", |_| ()).await;
+    setup.look(true).await;
+    assert_eq!(next_step(&mut feed).await.key, waits.key);
+}
+
+#[tokio::test]
+async fn a_question_that_every_surface_refused_is_undeliverable_and_the_next_message_goes_to_the_agent() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    setup.look_with(true, [Surface::Card].into()).await;
+    let mut feed = setup.bus.question_feed().await.unwrap();
+    let asked = setup.ask("c1", |_| ()).await;
+    assert_eq!(next_step(&mut feed).await.surface, Surface::Card);
+    let refused = ShownRequest {
+        schema: SCHEMA,
+        key: asked.key.clone(),
+        surface: Surface::Card,
+        chat: Some("chat".into()),
+        event: ShownEvent::Refused { reason: "no dialog here".into() },
+        on_record: true,
+    };
+    setup.bus.shown(&refused).await.unwrap();
+    let reason = Undeliverable::Refused;
+    assert_eq!(*outcome(&setup.decided(&asked.key).await), Outcome::Undeliverable { reason });
+    let said = setup.say("m1", "alice", "what is the weather?").await;
+    let SayResponse::Routed { decision: MessageDecision::Message { .. }, rule, .. } = said else {
+        panic!("{said:?}")
+    };
+    assert_eq!(rule, "nothing_pending");
+}
+
+#[tokio::test]
+async fn a_secret_for_a_front_end_without_a_masked_input_is_undeliverable_and_never_declined() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    setup.look_with(true, [Surface::Text].into()).await;
+    let asked = setup
+        .ask("c1", |e| {
+            e.question = Question::new(vec![Prompt { secret: true, ..Prompt::free_text("Key?") }]).unwrap();
+        })
+        .await;
+    let reason = Undeliverable::Unsupported;
+    assert_eq!(*outcome(&setup.decided(&asked.key).await), Outcome::Undeliverable { reason });
+}
+
+#[tokio::test]
+async fn a_partial_reply_to_a_form_is_corrected_once_and_the_whole_one_answers_once() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    let named = |id: &str| Prompt { id: id.into(), ..Prompt::free_text(id) };
+    let form = Question::new(vec![named("city"), named("budget")]).unwrap();
+    let asked = setup.ask("c1", |e| e.question = form.clone()).await;
+    setup.delivered(&asked.key, true).await;
+    let partial = setup.say("m1", "alice", "Lisbon").await;
+    let SayResponse::Routed { decision: MessageDecision::Clarify { text }, .. } = partial else {
+        panic!("{partial:?}")
+    };
+    assert!(text.contains("budget") && !text.contains("city"), "{text}");
+    assert!(setup.entry(&asked.key).await.is_pending());
+    let whole = setup.say("m2", "alice", "Lisbon\n2000").await;
+    assert!(
+        matches!(whole, SayResponse::Routed { decision: MessageDecision::Answer { .. }, .. }),
+        "{whole:?}"
+    );
+    assert_eq!(setup.say("m2", "alice", "Lisbon\n2000").await, whole);
+    let entry = setup.entry(&asked.key).await;
+    let answers = [("city".into(), Answer::text("Lisbon")), ("budget".into(), Answer::text("2000"))].into();
+    assert_eq!((outcome(&entry), entry.late_count), (&Outcome::Answered { answers }, 0));
+}
+
+#[tokio::test]
+async fn messages_of_one_session_that_come_at_once_are_each_routed_once_and_numbered() {
+    let mut setup = Setup::new().await;
+    setup.start_router().await;
+    setup.start_router().await;
+    setup.bind().await;
+    let said = (1..30).map(|n| {
+        let (bus, request) = (setup.bus.clone(), say(&format!("m{n}"), "alice", "hello"));
+        tokio::spawn(async move { bus.say(&request).await.unwrap() })
+    });
+    for said in said.collect::<Vec<_>>() {
+        assert!(matches!(said.await.unwrap(), SayResponse::Routed { .. }));
+    }
+    let mut items = setup.bus.chat_items("g").await.unwrap();
+    let (mut runs, mut numbers) = (BTreeSet::new(), BTreeSet::new());
+    for _ in 0..30 {
+        let delivery = tokio::time::timeout(WITHIN, items.next()).await.unwrap().unwrap();
+        delivery.done().await.unwrap();
+        runs.insert(delivery.item.run.clone());
+        numbers.insert(delivery.item.number);
+    }
+    assert_eq!((runs.len(), numbers), (30, (1..=30).collect()));
+}
+
+#[tokio::test]
+async fn a_reply_right_after_the_question_is_never_lost_and_each_question_has_one_winner() {
+    let unlimited = |config: &mut RouterConfig| {
+        config.limits = Limits { per_run: 1_000, per_session: 1_000, per_user: 1_000 };
+    };
+    let mut setup = Setup::with(unlimited).await;
+    setup.start_router_with(unlimited).await;
+    setup.bind().await;
+    let lives = (0..128).map(|n| {
+        let bus = setup.bus.clone();
+        let call = format!("c{n}");
+        let entry = entry(&call);
+        tokio::spawn(async move {
+            bus.write_asked(&entry).await.unwrap();
+            let mut replies = JoinSet::new();
+            for r in 0..4 {
+                let request = reply(&entry.key, &format!("r{r}"), "alice", Answer::option(r % 3));
+                let bus = bus.clone();
+                replies.spawn(async move { bus.reply(&request).await.unwrap() });
+            }
+            let told = replies.join_all().await;
+            told.into_iter().filter(|response| *response == ReplyResponse::Saved).count()
+        })
+    });
+    for life in lives.collect::<Vec<_>>() {
+        assert_eq!(life.await.unwrap(), 1);
+    }
+    let entries = setup.bus.all_questions().await.unwrap();
+    assert_eq!(entries.len(), 128);
+    assert!(entries.iter().all(|e| outcome(&e.value).status() == "answered" && e.value.late_count == 3));
+}
+
+#[tokio::test]
+async fn two_questions_of_one_run_each_get_their_own_answer_and_a_bare_one_is_refused() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    let (first, second) = (setup.ask("c1", |_| ()).await, setup.ask("c2", |_| ()).await);
+    for asked in [&first, &second] {
+        setup.delivered(&asked.key, true).await;
+    }
+    let bare = setup.say("m1", "alice", "1").await;
+    assert!(
+        matches!(bare, SayResponse::Routed { decision: MessageDecision::Clarify { .. }, .. }),
+        "{bare:?}"
+    );
+    assert!(setup.entry(&first.key).await.is_pending() && setup.entry(&second.key).await.is_pending());
+    for (asked, index) in [(&second, 2), (&first, 0)] {
+        assert_eq!(setup.reply(&asked.key, "r1", "alice", Answer::option(index)).await, ReplyResponse::Saved);
+    }
+    for (asked, index) in [(&first, 0), (&second, 2)] {
+        let answers = [("answer".into(), Answer::option(index))].into();
+        assert_eq!(*outcome(&setup.entry(&asked.key).await), Outcome::Answered { answers });
+    }
 }
