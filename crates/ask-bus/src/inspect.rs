@@ -58,6 +58,22 @@ impl Bus {
             .map_err(|_| BusError::NotProvisioned { what: format!("the consumer {name}") })
     }
 
+    /// How many messages to a gateway have not been acknowledged by its adapter.
+    ///
+    /// # Errors
+    /// [`BusError::NotProvisioned`] when its consumer is missing; others while the server can't be
+    /// reached.
+    pub async fn unsent(&self, gateway: &str) -> Result<u64, BusError> {
+        let stream = self.stream(names::CHAT).await?;
+        let name = names::chat_consumer(gateway);
+        let consumer = stream
+            .get_consumer::<pull::Config>(&name)
+            .await
+            .map_err(|_| BusError::NotProvisioned { what: format!("the consumer {name}") })?;
+        let info = consumer.cached_info();
+        Ok(info.num_pending + info.num_ack_pending as u64)
+    }
+
     /// How many messages are parked in `DEAD` because they could not be read.
     ///
     /// # Errors

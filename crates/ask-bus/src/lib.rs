@@ -6,6 +6,7 @@
 mod adapters;
 mod chat;
 mod connection;
+mod effect;
 mod error;
 mod inspect;
 pub mod names;
@@ -22,6 +23,7 @@ mod watch;
 pub use adapters::{Lease, SealKey};
 pub use chat::{ChatDelivery, ChatItems};
 pub use connection::{Bus, BusOptions};
+pub use effect::{Effect, Mutant};
 pub use error::BusError;
 pub use inspect::{Server, ServiceInstance};
 pub use presence::PresenceChange;
