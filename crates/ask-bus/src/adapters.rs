@@ -78,9 +78,14 @@ impl Bus {
     /// When it can't be written.
     pub async fn write_boot_id(&self, gateway: &str, boot_id: &str) -> Result<(), BusError> {
         let boot = Boot { boot_id: boot_id.into() };
-        self.write(Effect::Boot, names::bucket_subject(ADAPTERS, &key(gateway, "boot")), &boot, Expect::Nothing)
-            .await
-            .map(drop)
+        self.write(
+            Effect::Boot,
+            names::bucket_subject(ADAPTERS, &key(gateway, "boot")),
+            &boot,
+            Expect::Nothing,
+        )
+        .await
+        .map(drop)
     }
 
     /// The gateway's session that an MCP client has last spoken for, by its `mcp-session-id`.
@@ -120,9 +125,14 @@ impl Bus {
     /// # Errors
     /// When it can't be written.
     pub async fn write_seal_key(&self, gateway: &str, seal: &SealKey) -> Result<(), BusError> {
-        self.write(Effect::Seal, names::bucket_subject(ADAPTERS, &key(gateway, "seal")), seal, Expect::Nothing)
-            .await
-            .map(drop)
+        self.write(
+            Effect::Seal,
+            names::bucket_subject(ADAPTERS, &key(gateway, "seal")),
+            seal,
+            Expect::Nothing,
+        )
+        .await
+        .map(drop)
     }
 }
 

@@ -209,7 +209,9 @@ impl Bus {
             PublishErrorKind::StreamNotFound => {
                 BusError::NotProvisioned { what: format!("the stream of {subject}") }
             }
-            PublishErrorKind::MaxPayloadExceeded => BusError::TooLarge { what: effect.name().into(), size, limit },
+            PublishErrorKind::MaxPayloadExceeded => {
+                BusError::TooLarge { what: effect.name().into(), size, limit }
+            }
             _ => BusError::unavailable(format!("{effect} was not written"), &error),
         };
         let written = effect::have(effect, async {

@@ -93,10 +93,7 @@ impl fmt::Display for Effect {
 }
 
 /// Has an effect. Everything in this crate that changes something goes through here.
-pub(crate) async fn have<T, E>(
-    effect: Effect,
-    work: impl Future<Output = Result<T, E>>,
-) -> Result<T, E> {
+pub(crate) async fn have<T, E>(effect: Effect, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
     #[cfg(feature = "crash-points")]
     crash::before(effect);
     let had = work.await;

@@ -175,12 +175,7 @@ impl Bus {
         sent.await.map_err(|e| BusError::unavailable("the step was not sent", e))
     }
 
-    async fn write_entry(
-        &self,
-        effect: Effect,
-        entry: &Entry,
-        expect: Expect<'_>,
-    ) -> Result<u64, BusError> {
+    async fn write_entry(&self, effect: Effect, entry: &Entry, expect: Expect<'_>) -> Result<u64, BusError> {
         self.write(effect, names::bucket_subject(ASK, &entry.key.to_string()), entry, expect).await
     }
 }

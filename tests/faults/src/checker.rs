@@ -456,30 +456,34 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Messages reach the Gateway in the order in which they were routed.
+    /// Messages reach the Gateway in the order in which they were handed to its adapter, and they
+    /// were handed over in the order in which they were typed.
     fn order(&mut self) {
-        let routed = self.session.routed.iter().flat_map(|routed| &routed.messages);
-        let place: BTreeMap<&str, usize> = routed
-            .enumerate()
-            .filter_map(|(at, message)| match &message.decision {
-                MessageDecision::Message { run, .. } => Some((run.as_str(), at)),
-                _ => None,
-            })
-            .collect();
-        let mut seen = BTreeSet::new();
+        let handed = places(self.session.handed.iter().map(String::as_str));
+        let sent = firsts(self.session.sends.iter().map(|sent| sent.key.as_str()));
+        let text_of = |key: &str| {
+            let sent = self.session.sends.iter().find(|sent| sent.key == key);
+            sent.map_or(key, |sent| sent.text.as_str()).to_owned()
+        };
+        let known: Vec<&str> = sent.into_iter().filter(|key| handed.contains_key(key)).collect();
+        for pair in known.windows(2).filter(|pair| handed[pair[0]] > handed[pair[1]]) {
+            let (first, second) = (text_of(pair[0]), text_of(pair[1]));
+            let what = format!("\"{second}\" reached the gateway after \"{first}\", which came later");
+            self.found(Kind::Misrouted, false, what);
+        }
+        let routed: Vec<_> = self.session.routed.iter().flat_map(|routed| &routed.messages).collect();
         let mut last: Option<(usize, &str)> = None;
-        for sent in &self.session.sends {
-            let Some(at) = place.get(sent.key.as_str()).copied().filter(|_| seen.insert(&sent.key)) else {
+        for said in &self.session.said {
+            let message = routed.iter().find(|message| message.id == said.message);
+            let Some(MessageDecision::Message { run, .. }) = message.map(|message| &message.decision) else {
                 continue;
             };
-            if let Some((before, text)) = last.filter(|(before, _)| *before > at) {
-                let what = format!(
-                    "\"{}\" (message {at}) reached the gateway after \"{text}\" (message {before})",
-                    sent.text
-                );
+            let Some(at) = handed.get(run.as_str()) else { continue };
+            if let Some((before, text)) = last.filter(|(before, _)| before > at && !said.hurried) {
+                let what = format!("\"{}\" ({at}) was handed over before \"{text}\" ({before})", said.text);
                 self.found(Kind::Misrouted, false, what);
             }
-            last = Some((at, &sent.text));
+            last = Some((*at, &said.text));
         }
     }
 
@@ -492,8 +496,9 @@ impl<'a> Check<'a> {
             };
             for life in &self.session.lives {
                 let asked = life.values.first().map_or(u64::MAX, |written| written.at_ms);
+                let unknown = life.values.first().is_some_and(|first| !first.entry.is_pending());
                 let decided = first_decided(life).map_or(u64::MAX, |written| written.at_ms);
-                if asked < stop.pressed_ms && decided > told_ms + CLOCKS_MS {
+                if !unknown && asked < stop.pressed_ms && decided > told_ms + CLOCKS_MS {
                     let what = format!("\"{}\" was pending when Stop was confirmed", life.text());
                     self.found(Kind::Untrue, false, what);
                 }
@@ -502,8 +507,20 @@ impl<'a> Check<'a> {
     }
 }
 
+/// The value with which it was decided; none where the values before are out of reach.
 fn first_decided(life: &Life) -> Option<&Written> {
+    life.values.first().filter(|first| first.entry.is_pending())?;
     life.values.iter().find(|written| written.entry.decision().is_some())
+}
+
+/// The keys in the order of their first occurrence.
+fn firsts<'a>(keys: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut seen = BTreeSet::new();
+    keys.filter(|key| seen.insert(*key)).collect()
+}
+
+fn places<'a>(keys: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, usize> {
+    firsts(keys).into_iter().enumerate().map(|(at, key)| (key, at)).collect()
 }
 
 /// The decision as it is after the secret has gone.

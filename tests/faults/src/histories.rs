@@ -17,7 +17,9 @@ use crate::world::SharedWorld;
 /// A part of the world does not start again.
 pub async fn run(world: &SharedWorld, plan: &Plan) -> Result<Settled> {
     let breaks = plan.breaks.clone();
-    play(world, &format!("h{}", plan.seed), &plan.sessions, &breaks).await
+    let settled = play(world, &format!("h{}", plan.seed), &plan.sessions, &breaks).await?;
+    world.disarm().await?;
+    Ok(settled)
 }
 
 /// Lets people go through their sessions while things break, and checks what came of it.
@@ -56,7 +58,6 @@ pub async fn play(
     for what in world.take_unexpected() {
         settled.findings.push(Finding { kind: Kind::Lost, session: String::new(), what, heals: false });
     }
-    world.disarm().await?;
     Ok(settled)
 }
 

@@ -41,6 +41,8 @@ pub struct SessionHistory {
     pub calls: Vec<Call>,
     /// The users' rows of the Gateway's transcript.
     pub rows: Vec<Row>,
+    /// Keys of the messages that the routers have sent to the gateway's adapter, in this order.
+    pub handed: Vec<String>,
     /// The messages that the Gateway was sent, repetitions too, in this order.
     pub sends: Vec<Sent>,
     /// Its run was aborted at the Gateway itself.
@@ -80,6 +82,8 @@ pub struct Said {
     pub text: String,
     /// Its stream brought something, so the emitter has taken it.
     pub heard: bool,
+    /// It was typed before anything showed that the message before had been taken.
+    pub hurried: bool,
     /// How its stream ended.
     pub ended: Option<String>,
 }

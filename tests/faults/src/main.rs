@@ -129,7 +129,12 @@ async fn run(cli: Cli) -> Result<bool> {
     jobs.extend((cli.from..cli.from + histories).map(|seed| Job::History(Box::new(Plan::new(seed)))));
     jobs.extend(cli.seed.map(|seed| Job::History(Box::new(Plan::new(seed)))));
 
-    let sum = work(jobs, cli.worlds, cli.fail_fast, &options).await?;
+    let sum = match work(jobs, cli.worlds, cli.fail_fast, &options).await {
+        Ok(sum) => sum,
+        Err(error) => {
+            return Err(error.context(format!("a world did not start; see {}", folder.keep().display())));
+        }
+    };
     let due = match cli.deadlines {
         Some(count) => Some(faults::deadlines::run(options("deadlines"), count).await?),
         None => None,
@@ -182,7 +187,8 @@ async fn work(
                     None => {
                         number += 1;
                         let folder = options.folder.join(number.to_string());
-                        Arc::new(World::start(WorldOptions { folder, ..options.clone() }).await?)
+                        let started = World::start(WorldOptions { folder, ..options.clone() }).await;
+                        Arc::new(started.inspect_err(|_| lock(&jobs).clear())?)
                     }
                 };
                 let ran = match &job {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use ask_bus::Effect;
 use serde_json::json;
 
@@ -45,6 +45,7 @@ fn lives(effect: Effect) -> Vec<(u32, Vec<SessionPlan>)> {
     let messages = || {
         SessionPlan::new("messages", Road::Nothing(2), &[(50, TypeBlind), (120, TypeBlind), (400, TypeBlind)])
     };
+    let typed = |road| SessionPlan::new("typed", road, &[(100, Type)]);
     let late = |road| SessionPlan::new("late", road, &[(50, Choose(1)), (300, Choose(2))]);
     let expiry = |road| SessionPlan::new("expiry", road, &[]).within(2);
     match effect {
@@ -53,7 +54,7 @@ fn lives(effect: Effect) -> Vec<(u32, Vec<SessionPlan>)> {
             (1, both()),
             (1, vec![late(Road::Native), late(Road::Plugin)]),
             (1, vec![expiry(Road::Native), expiry(Road::Plugin)]),
-            (1, vec![SessionPlan::new("typed", Road::Plugin, &[(100, Type)])]),
+            (1, vec![typed(Road::Plugin)]),
             (1, vec![SessionPlan::new("stop", Road::Plugin, &[(100, Stop)])]),
         ],
         Effect::Returned => vec![
@@ -73,7 +74,8 @@ fn lives(effect: Effect) -> Vec<(u32, Vec<SessionPlan>)> {
         Effect::Late => vec![(1, vec![late(Road::Native), late(Road::Plugin)])],
         Effect::Session => vec![
             (1, both()),
-            (2, vec![SessionPlan::new("typed", Road::Native, &[(100, Type)])]),
+            // Of three writes by two routers one makes two.
+            (2, vec![typed(Road::Native), typed(Road::Plugin)]),
             (2, vec![messages()]),
         ],
         Effect::Chat => vec![(1, both()), (2, vec![messages()])],
@@ -88,7 +90,7 @@ fn lives(effect: Effect) -> Vec<(u32, Vec<SessionPlan>)> {
                 SessionPlan::new("stop", Road::Native, &[(100, Stop)]),
             ],
         )],
-        Effect::Lease => vec![(1, both()), (2, both())],
+        Effect::Lease => vec![(1, both()), (2, vec![slow(Road::Native), slow(Road::Plugin)])],
         Effect::McpSession => vec![(1, vec![choose(Road::Mcp)])],
         Effect::ChatLater => vec![(1, vec![messages()])],
         Effect::ChatDone | Effect::ChatWorking => vec![(1, both()), (2, vec![messages()])],
@@ -170,27 +172,18 @@ impl Case {
             ],
             _ => Vec::new(),
         };
-        let trigger = world.clone();
-        let triggered = tokio::spawn(async move { reach(&trigger, effect).await });
-        let settled = play_counting(world, tag, &self.sessions, &breaks).await?;
-        triggered.await.context("the trigger")??;
+        let before = world.crashes();
+        let (settled, reached) =
+            tokio::join!(play(world, tag, &self.sessions, &breaks), reach(world, effect));
+        let mut settled = settled?;
+        reached?;
+        world.disarm().await?;
+        if world.crashes() == before {
+            let what = "its crash point was not reached".into();
+            settled.findings.push(Finding { kind: Kind::Untrue, session: String::new(), what, heals: false });
+        }
         Ok(settled)
     }
-}
-
-async fn play_counting(
-    world: &SharedWorld,
-    tag: &str,
-    sessions: &[SessionPlan],
-    breaks: &[(u64, Break)],
-) -> Result<Settled> {
-    let before = world.crashes();
-    let mut settled = play(world, tag, sessions, breaks).await?;
-    if world.crashes() == before {
-        let what = "its crash point was not reached".into();
-        settled.findings.push(Finding { kind: Kind::Untrue, session: String::new(), what, heals: false });
-    }
-    Ok(settled)
 }
 
 /// Makes happen what no session does by itself.

@@ -289,6 +289,8 @@ impl Person {
                 text: text(&sent.params["message"]),
             })
             .collect();
+        let handed = bus.chat_of(&self.session).await?;
+        history.handed = handed.into_iter().map(|item| item.run).collect();
         history.waiting = lock(&self.waiting).values().cloned().collect();
         Ok(history)
     }
@@ -342,7 +344,14 @@ impl Person {
         }
         let turn = self.front.open(body);
         let message = turn.message().to_owned();
-        lock(&self.record).said.push(Said { message, text: text.clone(), heard: false, ended: None });
+        let requests = self.world.gateway.requests();
+        let arrived =
+            |said: &Said| requests.iter().any(|request| request.params["message"] == said.text.as_str());
+        {
+            let said = &mut lock(&self.record).said;
+            let hurried = said.last().is_some_and(|last| !last.heard && !arrived(last));
+            said.push(Said { message, text: text.clone(), heard: false, hurried, ended: None });
+        }
         let (here, waits) = (self.clone(), self.waits(format!("the turn of \"{text}\" has not ended")));
         self.spawn(async move {
             here.follow(turn).await;
@@ -372,7 +381,8 @@ impl Person {
             let Some(said) = record.said.iter_mut().find(|said| said.message == message) else { return };
             match line {
                 Ok(Some(line)) => {
-                    said.heard = true;
+                    // A status may say that it is not taken yet.
+                    said.heard |= line["type"] != "status";
                     if line["type"] == "end" {
                         said.ended = Some(text(&line["reason"]));
                     }

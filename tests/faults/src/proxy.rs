@@ -12,7 +12,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use crate::world::PORTS;
+use crate::world::listeners;
 
 /// A running proxy; ends when dropped.
 #[derive(Debug)]
@@ -39,15 +39,9 @@ impl Proxy {
     /// # Errors
     /// No port is free.
     pub async fn start(targets: Vec<SocketAddr>) -> Result<Self> {
-        let mut listener = None;
-        for _ in 0..200 {
-            let port = rand::rng().random_range(PORTS);
-            if let Ok(bound) = TcpListener::bind(("127.0.0.1", port)).await {
-                listener = Some(bound);
-                break;
-            }
-        }
-        let listener = listener.context("no free port for a proxy")?;
+        let listener = listeners(1)?.pop().context("a listener")?;
+        listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(listener)?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
             targets,

@@ -1,6 +1,7 @@
 //! One world: a nats-server, a scripted Gateway, two replicas of each service as processes, and
 //! proxies between them.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -20,8 +21,9 @@ use tokio::time::Instant;
 
 use crate::proxy::Proxy;
 
-/// Below the range from which the kernel takes ports for outgoing connections.
-pub(crate) const PORTS: std::ops::Range<u16> = 20_000..32_000;
+/// Below the range from which the kernel takes ports for outgoing connections, and beside that of
+/// testkit: a service that is down keeps its port.
+const PORTS: std::ops::Range<u16> = 10_000..20_000;
 /// The gateway's name on the bus.
 pub const GATEWAY: &str = "openclaw";
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -483,19 +485,24 @@ fn send(pid: Option<u32>, signal: Signal) {
     }
 }
 
-/// Ports that are free now.
-fn free_ports(count: usize) -> Result<Vec<u16>> {
+/// Listeners on ports that no world of this process has had.
+pub(crate) fn listeners(count: usize) -> Result<Vec<TcpListener>> {
+    static TAKEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     let mut held = Vec::new();
-    for _ in 0..2000 {
+    for _ in 0..4000 {
         if held.len() == count {
-            break;
+            return Ok(held);
         }
-        held.extend(TcpListener::bind(("127.0.0.1", rand::rng().random_range(PORTS))));
+        let port = rand::rng().random_range(PORTS);
+        if lock(&TAKEN).insert(port) {
+            held.extend(TcpListener::bind(("127.0.0.1", port)));
+        }
     }
-    if held.len() < count {
-        bail!("no free ports in {PORTS:?} on 127.0.0.1");
-    }
-    held.iter().map(|listener| Ok(listener.local_addr()?.port())).collect()
+    bail!("no free ports in {PORTS:?} on 127.0.0.1")
+}
+
+fn free_ports(count: usize) -> Result<Vec<u16>> {
+    listeners(count)?.iter().map(|listener| Ok(listener.local_addr()?.port())).collect()
 }
 
 /// The end of a log.

@@ -74,6 +74,7 @@ fn good() -> SessionHistory {
         message: message.into(),
         text: text.into(),
         heard: true,
+        hurried: false,
         ended: Some("done".into()),
     };
     let row = |run: &str, text: &str| Row { key: format!("{run}:user"), text: text.into(), aside: false };
@@ -106,6 +107,7 @@ fn good() -> SessionHistory {
             secret: None,
         }],
         rows: vec![row("run", "hello there"), row("run2", "and then")],
+        handed: ["run", "run2", "run2"].map(str::to_owned).into(),
         sends: vec![sent("run", "hello there"), sent("run", "hello there"), sent("run2", "and then")],
         ..Default::default()
     }
@@ -258,6 +260,11 @@ fn no_message_is_both_an_answer_and_a_message_to_the_agent() {
 fn messages_reach_the_gateway_in_their_order() {
     let (kind, what) = first(|s| s.sends.rotate_left(2));
     assert_eq!((kind, what.contains("reached the gateway after")), (Kind::Misrouted, true), "{what}");
+    let (kind, what) = first(|s| {
+        s.handed.reverse();
+        s.sends.rotate_left(2);
+    });
+    assert_eq!((kind, what.contains("was handed over before")), (Kind::Misrouted, true), "{what}");
 }
 
 #[test]
