@@ -5,6 +5,7 @@ use ask_core::key::encode_token;
 use serde::{Deserialize, Serialize};
 
 use crate::connection::{Bus, Expect};
+use crate::effect::Effect;
 use crate::error::BusError;
 use crate::names::{self, ADAPTERS};
 use crate::questions::Stored;
@@ -55,7 +56,7 @@ impl Bus {
     /// [`BusError::Conflict`] when another replica was faster.
     pub async fn write_lease(&self, gateway: &str, lease: &Lease, revision: u64) -> Result<u64, BusError> {
         self.write(
-            "lease",
+            Effect::Lease,
             names::bucket_subject(ADAPTERS, &key(gateway, "lease")),
             lease,
             Expect::Revision(revision),
@@ -77,9 +78,14 @@ impl Bus {
     /// When it can't be written.
     pub async fn write_boot_id(&self, gateway: &str, boot_id: &str) -> Result<(), BusError> {
         let boot = Boot { boot_id: boot_id.into() };
-        self.write("boot", names::bucket_subject(ADAPTERS, &key(gateway, "boot")), &boot, Expect::Nothing)
-            .await
-            .map(drop)
+        self.write(
+            Effect::Boot,
+            names::bucket_subject(ADAPTERS, &key(gateway, "boot")),
+            &boot,
+            Expect::Nothing,
+        )
+        .await
+        .map(drop)
     }
 
     /// The gateway's session that an MCP client has last spoken for, by its `mcp-session-id`.
@@ -103,7 +109,7 @@ impl Bus {
     ) -> Result<(), BusError> {
         let subject = names::bucket_subject(ADAPTERS, &mcp_key(gateway, client));
         let value = McpClient { session: session.into() };
-        self.write("mcp_session", subject, &value, Expect::Nothing).await.map(drop)
+        self.write(Effect::McpSession, subject, &value, Expect::Nothing).await.map(drop)
     }
 
     /// The key to which secrets for this gateway are sealed.
@@ -119,9 +125,14 @@ impl Bus {
     /// # Errors
     /// When it can't be written.
     pub async fn write_seal_key(&self, gateway: &str, seal: &SealKey) -> Result<(), BusError> {
-        self.write("seal", names::bucket_subject(ADAPTERS, &key(gateway, "seal")), seal, Expect::Nothing)
-            .await
-            .map(drop)
+        self.write(
+            Effect::Seal,
+            names::bucket_subject(ADAPTERS, &key(gateway, "seal")),
+            seal,
+            Expect::Nothing,
+        )
+        .await
+        .map(drop)
     }
 }
 

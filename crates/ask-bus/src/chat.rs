@@ -6,6 +6,7 @@ use async_nats::jetstream::{AckKind, Message};
 use futures::StreamExt;
 
 use crate::connection::{Bus, Expect, decode};
+use crate::effect::{self, Effect, Mutant};
 use crate::error::BusError;
 use crate::{names, trace};
 
@@ -16,7 +17,7 @@ impl Bus {
     /// # Errors
     /// When it can't be written.
     pub async fn write_chat(&self, item: &ChatItem) -> Result<u64, BusError> {
-        self.write("chat", names::chat(&item.session), item, Expect::Once(&item.run)).await
+        self.write(Effect::Chat, names::chat(&item.session), item, Expect::Once(&item.run)).await
     }
 
     /// The gateway's items that are not acknowledged yet, and then the new ones.
@@ -70,16 +71,22 @@ impl ChatItems {
                     return None;
                 }
             };
-            match decode(&message.subject, &message.payload) {
-                Ok(item) => {
+            match decode::<ChatItem>(&message.subject, &message.payload) {
+                Ok(mut item) => {
                     let attempt = message.info().map_or(1, |i| i.delivered);
+                    if Mutant::AckFirst.is_on() {
+                        let _ = effect::have(Effect::ChatDone, message.double_ack()).await;
+                    }
+                    if Mutant::DoubleSend.is_on() && attempt > 1 {
+                        item = ChatItem { run: format!("{}-{attempt}", item.run), ..item };
+                    }
                     let traceparent = trace::traceparent_in(message.headers.as_ref());
                     return Some(ChatDelivery { item, attempt, traceparent, message });
                 }
                 Err(error) => {
                     // What could not be parked comes again.
                     if self.bus.park(&message.subject, &error.to_string(), &message.payload).await {
-                        let _ = message.ack_with(AckKind::Term).await;
+                        let _ = effect::have(Effect::ChatParked, message.ack_with(AckKind::Term)).await;
                     }
                 }
             }
@@ -93,19 +100,21 @@ impl ChatDelivery {
     /// # Errors
     /// When the server did not confirm; it will come again.
     pub async fn done(&self) -> Result<(), BusError> {
-        self.message
-            .double_ack()
+        if Mutant::AckFirst.is_on() {
+            return Ok(());
+        }
+        effect::have(Effect::ChatDone, self.message.double_ack())
             .await
             .map_err(|e| BusError::unavailable("an item of CHAT was not acknowledged", e))
     }
 
     /// Its effect takes longer.
     pub async fn working(&self) {
-        let _ = self.message.ack_with(AckKind::Progress).await;
+        let _ = effect::have(Effect::ChatWorking, self.message.ack_with(AckKind::Progress)).await;
     }
 
     /// Its effect failed for now: bring it again after `delay`.
     pub async fn later(&self, delay: std::time::Duration) {
-        let _ = self.message.ack_with(AckKind::Nak(Some(delay))).await;
+        let _ = effect::have(Effect::ChatLater, self.message.ack_with(AckKind::Nak(Some(delay)))).await;
     }
 }

@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
+use crate::effect::{self, Effect, Mutant};
 use crate::error::BusError;
 use crate::{names, trace};
 
@@ -175,22 +176,23 @@ impl Bus {
         })
     }
 
-    /// Writes `value` durably to `subject` and returns its sequence number. `name` is the name of
-    /// the write, for logs and fault injection.
+    /// Writes `value` durably to `subject` and returns its sequence number. `effect` names
+    /// the write.
     pub(crate) async fn write<T: Serialize>(
         &self,
-        name: &'static str,
+        effect: Effect,
         subject: String,
         value: &T,
         expect: Expect<'_>,
     ) -> Result<u64, BusError> {
         let payload = encode(value);
-        self.check_size(name, &subject, &payload)?;
+        self.check_size(effect.name(), &subject, &payload)?;
         let (size, limit) = (payload.len(), self.inner.client.server_info().max_payload);
         let mut headers = HeaderMap::new();
         trace::inject(&mut headers);
         match expect {
             Expect::Nothing => {}
+            Expect::Revision(_) if effect == Effect::Decided && Mutant::NoRevision.is_on() => {}
             Expect::Revision(revision) | Expect::RevisionAndRollUp(revision) => {
                 headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, revision.to_string().as_str());
             }
@@ -199,17 +201,42 @@ impl Bus {
         if let Expect::RevisionAndRollUp(_) = expect {
             headers.insert(header::NATS_ROLLUP, "sub");
         }
+        if effect == Effect::Asked && Mutant::Ttl.is_on() {
+            headers.insert("Nats-TTL", effect::seconds_left(&payload).as_str());
+        }
         let failed = |error: jetstream::context::PublishError| match error.kind() {
             PublishErrorKind::WrongLastSequence => BusError::Conflict { key: subject.clone() },
             PublishErrorKind::StreamNotFound => {
                 BusError::NotProvisioned { what: format!("the stream of {subject}") }
             }
-            PublishErrorKind::MaxPayloadExceeded => BusError::TooLarge { what: name.into(), size, limit },
-            _ => BusError::unavailable(format!("{name} was not written"), &error),
+            PublishErrorKind::MaxPayloadExceeded => {
+                BusError::TooLarge { what: effect.name().into(), size, limit }
+            }
+            _ => BusError::unavailable(format!("{effect} was not written"), &error),
         };
-        let sent =
-            self.inner.js.publish_with_headers(subject.clone(), headers, payload).await.map_err(failed)?;
-        Ok(sent.await.map_err(failed)?.sequence)
+        let written = effect::have(effect, async {
+            self.inner.js.publish_with_headers(subject.clone(), headers, payload).await?.await
+        });
+        Ok(written.await.map_err(failed)?.sequence)
+    }
+
+    /// Publishes what is not stored.
+    pub(crate) async fn send(
+        &self,
+        effect: Effect,
+        subject: String,
+        headers: HeaderMap,
+        payload: Bytes,
+    ) -> Result<(), String> {
+        let client = self.client();
+        effect::have(effect, async {
+            client.publish_with_headers(subject, headers, payload).await.map_err(|e| e.to_string())?;
+            // A crash right after it would otherwise be one before it.
+            #[cfg(feature = "crash-points")]
+            client.flush().await.map_err(|e| e.to_string())?;
+            Ok(())
+        })
+        .await
     }
 
     /// Reads the last value of a key; `None` where there is none.

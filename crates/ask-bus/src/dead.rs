@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 
 use crate::connection::Bus;
+use crate::effect::{self, Effect};
 use crate::error::BusError;
 use crate::names;
 
@@ -45,10 +46,10 @@ impl Bus {
         headers.insert(SUBJECT, subject);
         headers.insert(REASON, reason.replace(['\r', '\n'], " ").as_str());
         let to = format!("dead.{}", subject.trim_start_matches('$'));
-        let parked = match self.jetstream().publish_with_headers(to, headers, payload.clone()).await {
-            Ok(ack) => ack.await.map(drop),
-            Err(error) => Err(error),
-        };
+        let parked = effect::have(Effect::Dead, async {
+            self.jetstream().publish_with_headers(to, headers, payload.clone()).await?.await
+        });
+        let parked = parked.await;
         if let Err(error) = &parked {
             tracing::error!(subject, %error, "could not be parked in DEAD");
         }
@@ -99,9 +100,10 @@ impl Bus {
                 SentAgain::Answered(String::from_utf8_lossy(&answer).into_owned())
             }
             "chat" => {
-                let failed = |e: String| BusError::unavailable("CHAT was not written", e);
-                let sent = self.jetstream().publish(letter.subject.clone(), letter.payload.clone()).await;
-                sent.map_err(|e| failed(e.to_string()))?.await.map_err(|e| failed(e.to_string()))?;
+                let written = effect::have(Effect::Chat, async {
+                    self.jetstream().publish(letter.subject.clone(), letter.payload.clone()).await?.await
+                });
+                written.await.map_err(|e| BusError::unavailable("CHAT was not written", e))?;
                 SentAgain::Written
             }
             "$KV" => {

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::consumer::pull;
+use ask_core::key::SessionKey;
+use ask_core::wire::ChatItem;
+use async_nats::jetstream::consumer::pull::{self, OrderedConfig};
 use futures::StreamExt;
 use serde::Deserialize;
 
 use crate::connection::{Bus, decode};
 use crate::error::BusError;
 use crate::names;
+use crate::watch::Passing;
 
 /// The server that a connection goes to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +59,44 @@ impl Bus {
             .await
             .map(drop)
             .map_err(|_| BusError::NotProvisioned { what: format!("the consumer {name}") })
+    }
+
+    /// How many messages to a gateway have not been acknowledged by its adapter.
+    ///
+    /// # Errors
+    /// [`BusError::NotProvisioned`] when its consumer is missing; others while the server can't be
+    /// reached.
+    pub async fn unsent(&self, gateway: &str) -> Result<u64, BusError> {
+        let stream = self.stream(names::CHAT).await?;
+        let name = names::chat_consumer(gateway);
+        let consumer = stream
+            .get_consumer::<pull::Config>(&name)
+            .await
+            .map_err(|_| BusError::NotProvisioned { what: format!("the consumer {name}") })?;
+        let info = consumer.cached_info();
+        Ok(info.num_pending + info.num_ack_pending as u64)
+    }
+
+    /// What the routers have sent to a session, in the order of `CHAT`, repetitions too.
+    ///
+    /// # Errors
+    /// While the server can't be reached, or when an item can't be read.
+    pub async fn chat_of(&self, session: &SessionKey) -> Result<Vec<ChatItem>, BusError> {
+        let broken = |e: String| BusError::unavailable("can't read CHAT", e);
+        let stream = self.stream(names::CHAT).await?;
+        let config = OrderedConfig { filter_subject: names::chat(session), ..Default::default() };
+        let consumer = stream.create_consumer(config).await.map_err(|e| broken(e.to_string()))?;
+        let _passing = Passing::new(&stream, &consumer.cached_info().name);
+        let mut left = consumer.cached_info().num_pending;
+        let mut messages = consumer.messages().await.map_err(|e| broken(e.to_string()))?;
+        let mut items = Vec::new();
+        while left > 0 {
+            let message = messages.next().await.ok_or_else(|| broken("it ended early".into()))?;
+            let message = message.map_err(|e| broken(e.to_string()))?;
+            left = message.info().map_err(|e| broken(e.to_string()))?.pending;
+            items.push(decode(&message.subject, &message.payload)?);
+        }
+        Ok(items)
     }
 
     /// How many messages are parked in `DEAD` because they could not be read.

@@ -5,6 +5,7 @@ use ask_core::key::SessionKey;
 use ask_core::wire::Presence;
 
 use crate::connection::{Bus, Expect};
+use crate::effect::{self, Effect};
 use crate::error::BusError;
 use crate::names::{self, PRESENCE};
 use crate::watch::{Change, Watch};
@@ -24,7 +25,7 @@ impl Bus {
         presence: &Presence,
     ) -> Result<(), BusError> {
         let subject = names::bucket_subject(PRESENCE, &presence_key(session, stream));
-        self.write("presence", subject, presence, Expect::Nothing).await.map(drop)
+        self.write(Effect::Presence, subject, presence, Expect::Nothing).await.map(drop)
     }
 
     /// Says that the stream `stream` of a session has ended.
@@ -36,12 +37,10 @@ impl Bus {
         headers.insert("KV-Operation", "DEL");
         let subject = names::bucket_subject(PRESENCE, &presence_key(session, stream));
         let failed = |e: String| BusError::unavailable("presence was not cleared", e);
-        let sent = self
-            .jetstream()
-            .publish_with_headers(subject, headers, "".into())
-            .await
-            .map_err(|e| failed(e.to_string()))?;
-        sent.await.map(drop).map_err(|e| failed(e.to_string()))
+        let cleared = effect::have(Effect::PresenceClear, async {
+            self.jetstream().publish_with_headers(subject, headers, "".into()).await?.await
+        });
+        cleared.await.map(drop).map_err(|e| failed(e.to_string()))
     }
 
     /// Follows who is there, keyed `<gateway>.<session>.<stream>`.

@@ -7,6 +7,7 @@ use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::jetstream::stream::{Config, DiscardPolicy, PersistenceMode, Republish, StorageType};
 
 use crate::connection::Bus;
+use crate::effect::Mutant;
 use crate::error::BusError;
 use crate::names::{self, ADAPTERS, ASK, CHAT, DEAD, PRESENCE, RUNS, SESSIONS};
 
@@ -90,6 +91,7 @@ fn streams(replicas: usize) -> Vec<Config> {
     vec![
         Config {
             description: Some("questions: the record is the event".into()),
+            allow_message_ttl: Mutant::Ttl.is_on(),
             max_age: 30 * DAY,
             republish: Some(Republish {
                 source: names::bucket_subject(ASK, ">"),

@@ -2,12 +2,14 @@
 
 use ask_core::entry::Entry;
 use ask_core::key::{QuestionKey, SessionKey};
+use ask_core::time::Timestamp;
 use ask_core::wire::ShowStep;
 use async_nats::Subscriber;
 use futures::StreamExt;
 use tokio::sync::watch;
 
 use crate::connection::{Bus, Expect, decode, encode};
+use crate::effect::{Effect, Mutant};
 use crate::error::BusError;
 use crate::names::{self, ASK};
 use crate::watch::{Change, Watch};
@@ -28,8 +30,8 @@ impl Bus {
     /// # Errors
     /// [`BusError::Unavailable`]: it may or may not be written; ask again with the same key.
     pub async fn write_asked(&self, entry: &Entry) -> Result<Stored<Entry>, BusError> {
-        self.check_room("asked", entry)?;
-        match self.write_entry("asked", entry, Expect::Revision(0)).await {
+        self.check_room(Effect::Asked.name(), entry)?;
+        match self.write_entry(Effect::Asked, entry, Expect::Revision(0)).await {
             Ok(revision) => Ok(Stored { value: entry.clone(), revision }),
             Err(BusError::Conflict { key }) => {
                 self.question(&entry.key).await?.ok_or(BusError::Conflict { key })
@@ -43,7 +45,17 @@ impl Bus {
     /// # Errors
     /// [`BusError::Conflict`] decides nothing: read again.
     pub async fn write_decided(&self, entry: &Entry, revision: u64) -> Result<u64, BusError> {
-        self.write_entry("decided", entry, Expect::Revision(revision)).await
+        if Mutant::Ttl.is_on() && Timestamp::now() >= entry.deadline {
+            return Ok(revision);
+        }
+        if Mutant::ToldEarly.is_on() {
+            let (bus, entry) = (self.clone(), entry.clone());
+            tokio::spawn(async move {
+                bus.write_entry(Effect::Decided, &entry, Expect::Revision(revision)).await
+            });
+            return Ok(revision + 1);
+        }
+        self.write_entry(Effect::Decided, entry, Expect::Revision(revision)).await
     }
 
     /// Third durable write: closes the question. The answer's secret, if any, goes out of reach:
@@ -59,7 +71,7 @@ impl Bus {
     ) -> Result<u64, BusError> {
         let expect =
             if held_secret { Expect::RevisionAndRollUp(revision) } else { Expect::Revision(revision) };
-        self.write_entry("returned", entry, expect).await
+        self.write_entry(Effect::Returned, entry, expect).await
     }
 
     /// Writes steps that no other write has carried within a second.
@@ -67,7 +79,7 @@ impl Bus {
     /// # Errors
     /// [`BusError::Conflict`]: read again.
     pub async fn write_steps(&self, entry: &Entry, revision: u64) -> Result<u64, BusError> {
-        self.write_entry("steps", entry, Expect::Revision(revision)).await
+        self.write_entry(Effect::Steps, entry, Expect::Revision(revision)).await
     }
 
     /// Lists a late reply.
@@ -75,7 +87,7 @@ impl Bus {
     /// # Errors
     /// [`BusError::Conflict`]: read again.
     pub async fn write_late(&self, entry: &Entry, revision: u64) -> Result<u64, BusError> {
-        self.write_entry("late", entry, Expect::Revision(revision)).await
+        self.write_entry(Effect::Late, entry, Expect::Revision(revision)).await
     }
 
     /// Marks the answer of a lost call as given to the question that asks the same again.
@@ -83,7 +95,7 @@ impl Bus {
     /// # Errors
     /// [`BusError::Conflict`]: read again.
     pub async fn write_given_again(&self, entry: &Entry, revision: u64) -> Result<u64, BusError> {
-        self.write_entry("given_again", entry, Expect::Revision(revision)).await
+        self.write_entry(Effect::GivenAgain, entry, Expect::Revision(revision)).await
     }
 
     /// The entry of a question now.
@@ -166,17 +178,13 @@ impl Bus {
     pub async fn publish_step(&self, step: &ShowStep) -> Result<(), BusError> {
         let mut headers = async_nats::HeaderMap::new();
         crate::trace::inject(&mut headers);
-        let sent = self.client().publish_with_headers(names::step(&step.key), headers, encode(step)).await;
-        sent.map_err(|e| BusError::unavailable("the step was not sent", e))
+        let (subject, payload) = (names::step(&step.key), encode(step));
+        let sent = self.send(Effect::Step, subject, headers, payload);
+        sent.await.map_err(|e| BusError::unavailable("the step was not sent", e))
     }
 
-    async fn write_entry(
-        &self,
-        name: &'static str,
-        entry: &Entry,
-        expect: Expect<'_>,
-    ) -> Result<u64, BusError> {
-        self.write(name, names::bucket_subject(ASK, &entry.key.to_string()), entry, expect).await
+    async fn write_entry(&self, effect: Effect, entry: &Entry, expect: Expect<'_>) -> Result<u64, BusError> {
+        self.write(effect, names::bucket_subject(ASK, &entry.key.to_string()), entry, expect).await
     }
 }
 

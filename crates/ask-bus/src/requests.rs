@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::connection::{Bus, decode, encode};
+use crate::effect::{self, Effect};
 use crate::error::BusError;
 use crate::{names, trace};
 
@@ -120,6 +121,7 @@ pub struct Incoming<Q> {
     pub traceparent: Option<String>,
     bus: Bus,
     reply_to: Option<String>,
+    answering: Effect,
 }
 
 impl<Q> Incoming<Q> {
@@ -130,7 +132,7 @@ impl<Q> Incoming<Q> {
         };
         let mut headers = HeaderMap::new();
         trace::inject(&mut headers);
-        if let Err(error) = self.bus.client().publish_with_headers(reply_to, headers, encode(answer)).await {
+        if let Err(error) = self.bus.send(self.answering, reply_to, headers, encode(answer)).await {
             tracing::warn!(%error, "an answer was not sent; its sender asks again");
         }
     }
@@ -179,20 +181,28 @@ impl RouterRequests {
                 reply_to: message.reply.as_ref().map(|r| r.to_string()),
             };
             let read = match kind {
-                "reply" => raw.read(address, |q: &ReplyRequest| q.key.to_string()).map(RouterRequest::Reply),
-                "outcome" => {
-                    raw.read(address, |q: &ReplyRequest| q.key.to_string()).map(RouterRequest::Outcome)
-                }
-                "say" => raw.read(address, |q: &SayRequest| q.session.to_string()).map(RouterRequest::Say),
-                "stop" => raw.read(address, |q: &StopRequest| q.session.to_string()).map(RouterRequest::Stop),
-                _ => raw.read(address, |q: &ShownRequest| q.key.to_string()).map(RouterRequest::Shown),
+                "reply" => raw
+                    .read(address, Effect::AnswerReply, |q: &ReplyRequest| q.key.to_string())
+                    .map(RouterRequest::Reply),
+                "outcome" => raw
+                    .read(address, Effect::AnswerOutcome, |q: &ReplyRequest| q.key.to_string())
+                    .map(RouterRequest::Outcome),
+                "say" => raw
+                    .read(address, Effect::AnswerSay, |q: &SayRequest| q.session.to_string())
+                    .map(RouterRequest::Say),
+                "stop" => raw
+                    .read(address, Effect::AnswerStop, |q: &StopRequest| q.session.to_string())
+                    .map(RouterRequest::Stop),
+                _ => raw
+                    .read(address, Effect::AnswerShown, |q: &ShownRequest| q.key.to_string())
+                    .map(RouterRequest::Shown),
             };
             match read {
                 Ok(request) => return Some(request),
                 Err(error) => {
                     self.bus.park(&message.subject, &error.to_string(), &message.payload).await;
                     let refusal = async_nats::service::error::Error { status: error.to_string(), code: 400 };
-                    let _ = incoming.respond(Err(refusal)).await;
+                    let _ = effect::have(Effect::Refuse, incoming.respond(Err(refusal))).await;
                 }
             }
         }
@@ -220,6 +230,7 @@ impl Raw<'_> {
     fn read<Q: DeserializeOwned>(
         self,
         address: &str,
+        answering: Effect,
         says: impl Fn(&Q) -> String,
     ) -> Result<Incoming<Q>, BusError> {
         let request: Q = decode(self.subject, self.payload)?;
@@ -235,6 +246,7 @@ impl Raw<'_> {
             traceparent: trace::traceparent_in(self.headers),
             bus: self.bus.clone(),
             reply_to: self.reply_to,
+            answering,
         })
     }
 }
@@ -268,6 +280,7 @@ impl AdapterRequests {
                     traceparent,
                     bus: self.bus.clone(),
                     reply_to,
+                    answering: Effect::AnswerAgents,
                 }));
             }
             match decode(&message.subject, &message.payload) {
@@ -277,6 +290,7 @@ impl AdapterRequests {
                         traceparent,
                         bus: self.bus.clone(),
                         reply_to,
+                        answering: Effect::AnswerAbort,
                     }));
                 }
                 Err(error) => {

@@ -10,6 +10,7 @@ use futures::StreamExt;
 use tokio::sync::mpsc;
 
 use crate::connection::{Bus, Expect, decode};
+use crate::effect::Effect;
 use crate::error::BusError;
 use crate::names::{self, RUNS};
 use crate::watch::Passing;
@@ -54,7 +55,7 @@ impl Bus {
     /// # Errors
     /// When it can't be written.
     pub async fn write_run(&self, item: &RunItem) -> Result<u64, BusError> {
-        self.write("run", names::run(item), item, Expect::Nothing).await
+        self.write(Effect::Run, names::run(item), item, Expect::Nothing).await
     }
 
     /// The end of `RUNS` now.

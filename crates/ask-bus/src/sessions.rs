@@ -4,6 +4,7 @@ use ask_core::key::SessionKey;
 use ask_core::session::Session;
 
 use crate::connection::{Bus, Expect};
+use crate::effect::Effect;
 use crate::error::BusError;
 use crate::names::{self, SESSIONS};
 use crate::questions::Stored;
@@ -26,7 +27,7 @@ impl Bus {
     /// [`BusError::Conflict`] decides nothing: read again.
     pub async fn write_session(&self, session: &Session, revision: u64) -> Result<u64, BusError> {
         let subject = names::bucket_subject(SESSIONS, &session.key.to_string());
-        self.write("session", subject, session, Expect::Revision(revision)).await
+        self.write(Effect::Session, subject, session, Expect::Revision(revision)).await
     }
 
     /// Follows all sessions.

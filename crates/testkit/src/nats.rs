@@ -80,6 +80,11 @@ impl NatsServer {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
+    /// Its process id; none while it is killed.
+    pub fn id(&self) -> Option<u32> {
+        self.child().as_ref().map(Child::id)
+    }
+
     /// Kills the server (SIGKILL) and waits until it is gone. Nothing happens if it is not running.
     pub fn kill(&self) {
         if let Some(mut child) = self.child().take() {
