@@ -33,7 +33,7 @@ pub enum Road {
 }
 
 /// A question's entry in the bucket `ask`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Entry {
     /// Version of this payload.
     pub schema: u32,
@@ -69,7 +69,7 @@ pub struct Entry {
 }
 
 /// How far a life is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum State {
     /// Waiting for its one outcome.
@@ -91,7 +91,7 @@ pub enum State {
 }
 
 /// The one decision about a question.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Decision {
     /// How it ended.
     pub outcome: Outcome,
@@ -106,7 +106,7 @@ pub struct Decision {
 }
 
 /// Who or what decided.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecidedBy {
     /// A reply.
@@ -126,7 +126,7 @@ pub enum DecidedBy {
 }
 
 /// A step between the durable writes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Step {
     /// When it happened.
     pub at: Timestamp,
@@ -136,7 +136,7 @@ pub struct Step {
 }
 
 /// What happened in a step.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum StepKind {
     /// The router chose a surface.
@@ -168,7 +168,7 @@ pub enum StepKind {
 }
 
 /// A reply that came after the decision.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Late {
     /// When it came.
     pub at: Timestamp,

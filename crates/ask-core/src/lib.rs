@@ -3,8 +3,10 @@
 //!
 //! Every rule is a pure function of the record and of what is passed in; the clock too.
 
+pub mod call;
 pub mod entry;
 pub mod key;
+pub mod native;
 pub mod outcome;
 pub mod question;
 pub mod reply;
@@ -12,6 +14,7 @@ pub mod result;
 pub mod route;
 pub mod session;
 pub mod surface;
+pub mod take;
 pub mod text_reply;
 pub mod time;
 pub mod wire;

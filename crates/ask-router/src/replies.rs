@@ -1,25 +1,16 @@
 //! Replies: the compare-and-set from pending that decides a question.
 
 use ask_bus::{BusError, Incoming};
-use ask_core::entry::{DecidedBy, Entry, Verdict};
-use ask_core::outcome::Outcome;
+use ask_core::entry::Entry;
 use ask_core::question::Invalid;
-use ask_core::reply::{Answer, Reply};
+use ask_core::reply::Reply;
 use ask_core::surface::Surface;
+use ask_core::take::{Taken, Trust};
 use ask_core::time::Timestamp;
 use ask_core::wire::{ReplyRequest, ReplyResponse};
 use tracing::Instrument;
 
 use crate::{Router, spans};
-
-/// Whose replies are taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Trust {
-    /// Only the session owner's; a late one is listed.
-    Owner,
-    /// Anybody's who may publish there: the gateway's adapters and operators.
-    Anybody,
-}
 
 impl Router {
     pub(crate) async fn on_reply(&self, incoming: Incoming<ReplyRequest>, trust: Trust) {
@@ -64,15 +55,12 @@ impl Router {
                     None => return Ok(ReplyResponse::UnknownQuestion),
                 },
             };
-            let written = match stored.value.reply(&request.reply, Timestamp::now()) {
-                Verdict::Saved => return Ok(ReplyResponse::Saved),
-                Verdict::Invalid(invalid) => return Ok(ReplyResponse::Invalid { invalid }),
-                Verdict::KnownLate => return Ok(closed(&stored.value)),
-                Verdict::Late(_) if trust == Trust::Anybody => return Ok(closed(&stored.value)),
-                Verdict::Late(next) => {
-                    self.bus.write_late(&next, stored.revision).await.map(|_| closed(&stored.value))
+            let written = match stored.value.take(&request.reply, trust, Timestamp::now()) {
+                Taken::Answer(response) => return Ok(response),
+                Taken::ListLate(next, response) => {
+                    self.bus.write_late(&next, stored.revision).await.map(|_| response)
                 }
-                Verdict::Decide(next) => {
+                Taken::Decide(next) => {
                     let next = self.pending.with_steps(*next);
                     self.bus.write_decided(&next, stored.revision).await.map(|revision| {
                         self.decided(&next, revision);
@@ -102,30 +90,6 @@ impl Router {
 fn log_decision(entry: &Entry, reply: &Reply) {
     let status = entry.decision().map_or("pending", |d| d.outcome.status());
     tracing::info!(question = %entry.key.question, status, surface = reply.surface.name(), "decided");
-}
-
-/// What the sender of a reply is told when another decision came first. Everything in it is
-/// derived from the entry (rule N8).
-fn closed(entry: &Entry) -> ReplyResponse {
-    let Some(decision) = entry.decision() else {
-        return ReplyResponse::Retry { why: "the question is still pending".into() };
-    };
-    let (by, surface) = match &decision.by {
-        DecidedBy::Reply { responder, surface, .. } => (responder.display_name().to_owned(), Some(*surface)),
-        DecidedBy::Rule { name } => (name.clone(), None),
-    };
-    let outcome = hidden(entry.shown_outcome().unwrap_or(&decision.outcome));
-    ReplyResponse::Closed { outcome, at: decision.at, by, surface }
-}
-
-fn hidden(outcome: &Outcome) -> Outcome {
-    let mut outcome = outcome.clone();
-    if let Outcome::Answered { answers } = &mut outcome {
-        for answer in answers.values_mut().filter(|a| matches!(a, Answer::Sealed(_))) {
-            *answer = Answer::Hidden;
-        }
-    }
-    outcome
 }
 
 fn result_name(response: &ReplyResponse) -> &'static str {

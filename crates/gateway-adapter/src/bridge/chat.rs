@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ask_bus::trace::continue_from;
 use ask_bus::{BusError, ChatDelivery};
-use ask_core::entry::Road;
+use ask_core::route::send_by;
 use ask_core::session::SendBy;
 use ask_core::wire::{Attachment, ChatItem, RunEnd, RunEvent};
 use serde_json::{Value, json};
@@ -193,7 +193,7 @@ async fn send(link: &Arc<Link>, delivery: &ChatDelivery) {
 /// Whether the session was stopped through this message (rule S10).
 async fn is_stopped(link: &Link, item: &ChatItem) -> Result<bool, BusError> {
     let session = link.adapter.bus.session(&item.session).await?;
-    Ok(session.is_some_and(|session| item.number <= session.value.stopped_through))
+    Ok(session.is_some_and(|session| session.value.is_stopped(item.number)))
 }
 
 /// What became of an item.
@@ -218,8 +218,9 @@ async fn try_send(link: &Arc<Link>, item: &ChatItem, may_be_sent: bool) -> Resul
     let sent = |what| Ok(Sent { what, before: None });
     let into = link.runs.active(session);
     // Immediately before: a message must not become the answer of a question (rule S6).
-    let leaves_questions_alone = item.send == SendBy::AgentMethod || takes_messages(link, session);
-    if leaves_questions_alone {
+    let open = link.adapter.open_entries_of(session);
+    let on_record = open.iter().map(|stored| &stored.value);
+    if send_by(item.send, link.native.is_open(session), on_record) == SendBy::AgentMethod {
         let turn = AgentTurn {
             session_key: session.into(),
             message: item.text.clone(),
@@ -251,14 +252,6 @@ pub(super) fn learn_active(link: &Link, session: &str, history: &History) {
         active.push(run.run_id.clone());
     }
     link.runs.set_active(session, active);
-}
-
-fn takes_messages(link: &Link, session: &str) -> bool {
-    let on_record = || {
-        let open = link.adapter.open_entries_of(session);
-        open.iter().any(|e| e.value.road == Road::Native && e.value.takes_messages())
-    };
-    link.native.is_open(session) || on_record()
 }
 
 fn attachments(files: &[Attachment]) -> Vec<Value> {
