@@ -156,8 +156,9 @@ impl Session {
             MessageDecision::Answer { question } | MessageDecision::Late { question } => {
                 Effect::Reply { question: question.clone() }
             }
-            // What came after it is not meant: a repeated Stop must not stop that.
-            MessageDecision::Stop if number < self.count => Effect::Nothing,
+            // What came after it is not meant: a Stop that has begun must not stop that. One that
+            // died before its first effect is still owed.
+            MessageDecision::Stop if number < self.count && self.is_stopped(number) => Effect::Nothing,
             MessageDecision::Stop => Effect::Stop,
             MessageDecision::Clarify { .. } => Effect::Nothing,
         }
@@ -268,7 +269,9 @@ mod tests {
         assert_eq!(after.effect(&answer), Effect::Reply { question: question.clone() });
         assert_eq!(after.effect(&stop), Effect::Stop);
         let later = after.answer_was_late("m2").unwrap().routed(clarify.clone());
-        assert_eq!(later.effect(&stop), Effect::Nothing);
+        assert_eq!(later.effect(&stop), Effect::Stop);
+        let begun = after.stopped().routed(clarify.clone());
+        assert_eq!(begun.effect(&stop), Effect::Nothing);
         assert_eq!(later.effect(&clarify), Effect::Nothing);
         assert_eq!(later.effect(&later.messages[1]), Effect::Reply { question });
     }
