@@ -81,6 +81,10 @@ pub async fn run(
                     router.pending.all_evidence_lost();
                 }
                 if let Some(session) = router.present.apply(change) {
+                    if router.present.somebody(&session) {
+                        // At once: a deadline that comes now must not claim that nobody was there.
+                        router.pending.evidence_lost(&session);
+                    }
                     show_all(&router, &session, &mut work);
                 }
             }
