@@ -1,6 +1,6 @@
 //! What the runs put out: written by adapters, replayed and followed by emitters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use ask_core::key::{SessionKey, encode_token};
 use ask_core::wire::{RunEvent, RunItem};
@@ -32,6 +32,30 @@ pub struct RunDelivery {
     pub item: RunItem,
     /// Its sequence number in `RUNS`.
     pub sequence: u64,
+}
+
+/// How many items a server may lose in a crash, since `RUNS` is not synced with each write. As
+/// many are compared after each reconnect.
+const MAY_BE_LOST: usize = 1024;
+
+/// The last items that a feed has delivered: number and time of writing. After a crash of the
+/// server the same number may be another item.
+#[derive(Debug, Default)]
+struct Told(VecDeque<(u64, i128)>);
+
+impl Told {
+    /// True for an item that was not delivered yet; it counts as delivered then.
+    fn is_new(&mut self, sequence: u64, written: i128) -> bool {
+        if self.0.contains(&(sequence, written)) {
+            return false;
+        }
+        self.0.retain(|(told, _)| *told < sequence);
+        self.0.push_back((sequence, written));
+        if self.0.len() > MAY_BE_LOST {
+            self.0.pop_front();
+        }
+        true
+    }
 }
 
 /// What the runs put out from now on.
@@ -147,10 +171,10 @@ impl Bus {
         let (send, deliveries) = mpsc::channel(4096);
         let bus = self.clone();
         tokio::spawn(async move {
-            let mut after = begins.sequence;
+            let mut told = Told::default();
             while !send.is_closed() {
-                if let Err(error) = bus.feed_runs(&mut after, &send).await {
-                    tracing::warn!(%error, "the feed of RUNS broke; going on from {after}");
+                if let Err(error) = bus.feed_runs(begins, &mut told, &send).await {
+                    tracing::warn!(%error, "the feed of RUNS broke; going on");
                     tokio::time::sleep(std::time::Duration::from_millis(250)).await;
                 }
             }
@@ -158,18 +182,22 @@ impl Bus {
         Ok(RunFeed { deliveries, begins })
     }
 
-    async fn feed_runs(&self, after: &mut u64, send: &mpsc::Sender<RunDelivery>) -> Result<(), BusError> {
+    async fn feed_runs(
+        &self,
+        begins: RunCursor,
+        told: &mut Told,
+        send: &mpsc::Sender<RunDelivery>,
+    ) -> Result<(), BusError> {
         let mut connections = self.connections();
         connections.mark_unchanged();
         let stream = self.stream(RUNS).await?;
-        let last = stream.cached_info().state.last_sequence;
-        if last < *after {
-            // The stream was made anew, or lost its last moments in a crash of the server.
-            *after = last;
-        }
+        // What was delivered is read again, since it may have been lost in a crash and other items
+        // have its numbers now. A stream that is made anew, or that lost more, is all new.
+        let after = told.0.front().map_or(begins.sequence, |(first, _)| first - 1);
+        let after = if stream.cached_info().state.last_sequence < after { 0 } else { after };
         let broken = |e: String| BusError::unavailable("can't follow RUNS", e);
         let consumer = stream
-            .create_consumer(self.runs_from("run.>".into(), *after))
+            .create_consumer(self.runs_from("run.>".into(), after))
             .await
             .map_err(|e| broken(e.to_string()))?;
         let _passing = Passing::new(&stream, &consumer.cached_info().name);
@@ -183,8 +211,11 @@ impl Bus {
                     None => return Ok(()),
                 },
             };
-            let sequence = message.info().map_err(|e| broken(e.to_string()))?.stream_sequence;
-            *after = sequence;
+            let info = message.info().map_err(|e| broken(e.to_string()))?;
+            let sequence = info.stream_sequence;
+            if !told.is_new(sequence, info.published.unix_timestamp_nanos()) {
+                continue;
+            }
             match decode(&message.subject, &message.payload) {
                 Ok(item) => {
                     if send.send(RunDelivery { item, sequence }).await.is_err() {

@@ -34,7 +34,7 @@ pub enum Road {
 }
 
 /// A question's entry in the bucket `ask`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Entry {
     /// Version of this payload.
     pub schema: u32,
@@ -73,7 +73,7 @@ pub struct Entry {
 }
 
 /// How far a life is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum State {
     /// Waiting for its one outcome.
@@ -95,7 +95,7 @@ pub enum State {
 }
 
 /// The one decision about a question.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Decision {
     /// How it ended.
     pub outcome: Outcome,
@@ -110,7 +110,7 @@ pub struct Decision {
 }
 
 /// Who or what decided.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecidedBy {
     /// A reply.
@@ -137,7 +137,7 @@ pub enum DecidedBy {
 }
 
 /// A step between the durable writes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Step {
     /// When it happened.
     pub at: Timestamp,
@@ -147,7 +147,7 @@ pub struct Step {
 }
 
 /// What happened in a step.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum StepKind {
     /// The router chose a surface.
@@ -179,7 +179,7 @@ pub enum StepKind {
 }
 
 /// A reply that came after the decision.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Late {
     /// When it came.
     pub at: Timestamp,

@@ -3,9 +3,11 @@
 //!
 //! Every rule is a pure function of the record and of what is passed in; the clock too.
 
+pub mod call;
 pub mod entry;
 pub mod key;
 pub mod limits;
+pub mod native;
 pub mod outcome;
 pub mod question;
 pub mod record;
@@ -14,6 +16,7 @@ pub mod result;
 pub mod route;
 pub mod session;
 pub mod surface;
+pub mod take;
 pub mod text_reply;
 pub mod time;
 pub mod wire;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::reply::Answer;
 
 /// The one decision about a question. No variant but `Answered` holds an answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum Outcome {
     /// A responder answered; one answer per prompt id.
@@ -96,7 +96,7 @@ pub enum Seen {
 }
 
 /// What became of a decided question on the way back to its call.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "snake_case")]
 pub enum Returned {
     /// The call has the outcome, and this proves it.

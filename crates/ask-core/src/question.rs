@@ -23,14 +23,14 @@ pub const MAX_PROMPT_ID: usize = 100;
 pub const MAX_HEADER: usize = 48;
 
 /// What one call asks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Question {
     /// One to [`MAX_PROMPTS`] prompts, with ids that differ.
     pub prompts: Vec<Prompt>,
 }
 
 /// One thing to answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Prompt {
     /// Unique in the question.
     pub id: String,
@@ -57,7 +57,7 @@ pub struct Prompt {
 }
 
 /// One option of a prompt.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Choice {
     /// What the person reads, and the answer unless there is a value.
     pub label: String,
@@ -74,7 +74,7 @@ fn yes() -> bool {
 }
 
 /// Input that can't be taken: which field, what is allowed, what it was.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 pub struct Invalid {
     /// The field, as its sender knows it.
     pub field: String,

@@ -10,7 +10,7 @@ use crate::question::{Invalid, Prompt, Question};
 use crate::surface::Surface;
 
 /// A reply to a question. Its sender made the id and repeats it on every retry (rule N5).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Reply {
     /// Unique per reply.
     pub id: String,
@@ -23,7 +23,7 @@ pub struct Reply {
 }
 
 /// Who replies to a question.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Responder {
     /// The user's id at the front end; for the Gateway the name it gave.
     pub user: String,
@@ -43,7 +43,7 @@ impl Responder {
 }
 
 /// What a reply says.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum ReplyContent {
     /// Answers by prompt id.
@@ -63,7 +63,7 @@ pub enum ReplyContent {
 }
 
 /// The answer to one prompt.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     /// Options by their index, own words, or (for a multi-select) both.
@@ -82,7 +82,7 @@ pub enum Answer {
 }
 
 /// A sealed secret (HPKE, base64 without padding), bound to its question and reply.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sealed {
     /// Names the gateway's key it is sealed to.
     pub key_id: String,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::entry::{Entry, Road};
 use crate::reply::Answer;
-use crate::session::SendBy;
+use crate::session::{MessageDecision, SendBy};
 use crate::text_reply::{self, TextReply};
 
 /// A message as the rules see it.
@@ -35,6 +35,36 @@ pub enum Route {
     Nothing(String),
 }
 
+impl Route {
+    /// The decision as the session records it. `open` is what the message was routed among, `run`
+    /// the run id that it has as a message.
+    pub fn decision(&self, open: &[&Entry], run: &str) -> MessageDecision {
+        match self {
+            Self::Stop => MessageDecision::Stop,
+            Self::Answer(index, _) => MessageDecision::Answer { question: open[*index].key.to_string() },
+            Self::Correct(_, text) | Self::AskWhich(text) | Self::Nothing(text) => {
+                MessageDecision::Clarify { text: text.clone() }
+            }
+            Self::Message(send) => MessageDecision::Message { run: run.into(), send: *send },
+        }
+    }
+}
+
+/// How a message goes to the Gateway, looked at immediately before it is sent: no native question
+/// that is open on record, or of which the adapter's connection was told, may take it as its
+/// answer (rules S6, S7).
+pub fn send_by<'a>(
+    routed: SendBy,
+    told_open: bool,
+    on_record: impl IntoIterator<Item = &'a Entry>,
+) -> SendBy {
+    let takes = |entry: &Entry| entry.road == Road::Native && entry.takes_messages();
+    match told_open || on_record.into_iter().any(takes) {
+        true => SendBy::AgentMethod,
+        false => routed,
+    }
+}
+
 /// Routes a message. `open` are the session's questions that still take messages
 /// ([`Entry::takes_messages`]), oldest first. The rule's name comes with the route.
 pub fn route(typed: Typed<'_>, open: &[&Entry]) -> (Route, &'static str) {
@@ -42,7 +72,7 @@ pub fn route(typed: Typed<'_>, open: &[&Entry]) -> (Route, &'static str) {
     if is_stop(text) {
         return (Route::Stop, "stop_is_a_command");
     }
-    let send = send_by(open);
+    let send = send_by(SendBy::ChatSend, false, open.iter().copied());
     if text.is_empty() && !typed.attachments {
         return (Route::Nothing("The message was empty, so nothing was sent.".into()), "empty_message");
     }
@@ -73,15 +103,6 @@ pub fn route(typed: Typed<'_>, open: &[&Entry]) -> (Route, &'static str) {
                 _ => (Route::AskWhich(which(open, several)), "several_questions_are_shown"),
             }
         }
-    }
-}
-
-/// How a message goes to the agent while these questions are open: sent with `chat.send` it would
-/// become the answer of any native one (S6, S7).
-pub fn send_by(open: &[&Entry]) -> SendBy {
-    match open.iter().any(|entry| entry.road == Road::Native) {
-        true => SendBy::AgentMethod,
-        false => SendBy::ChatSend,
     }
 }
 
@@ -272,5 +293,25 @@ mod tests {
         let (route, rule) = route(typed("7"), &[&q1]);
         assert!(matches!(route, Route::Correct(0, _)));
         assert_eq!(rule, "incomplete_reply");
+    }
+
+    #[test]
+    fn s6_s7_the_last_look_keeps_a_message_from_becoming_an_answer() {
+        let native = entry("q1", Road::Native, &[], false);
+        let decided = native.cancel(crate::outcome::CancelReason::Stop, "stop", Timestamp(3)).unwrap();
+        let returned = crate::outcome::Returned::Unconfirmed { why: "x".into() };
+        let closed = decided.close(returned, Timestamp(4)).unwrap();
+        let plugin = entry("q2", Road::Plugin, &[], true);
+        let table = [
+            (SendBy::ChatSend, false, vec![], SendBy::ChatSend),
+            (SendBy::ChatSend, false, vec![&plugin, &closed], SendBy::ChatSend),
+            (SendBy::ChatSend, false, vec![&plugin, &native], SendBy::AgentMethod),
+            (SendBy::ChatSend, false, vec![&decided], SendBy::AgentMethod),
+            (SendBy::ChatSend, true, vec![], SendBy::AgentMethod),
+            (SendBy::AgentMethod, false, vec![], SendBy::AgentMethod),
+        ];
+        for (routed, told_open, on_record, sent) in table {
+            assert_eq!(send_by(routed, told_open, on_record.clone()), sent, "{told_open} {on_record:?}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::time::Timestamp;
 pub const MAX_MESSAGES: usize = 64;
 
 /// A session's entry in the bucket `sessions`. Its write is the decision about a message (rule S1).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Session {
     /// Version of this payload.
     pub schema: u32,
@@ -38,7 +38,7 @@ pub struct Session {
 }
 
 /// A message and how it was routed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RoutedMessage {
     /// The front end's id of the message.
     pub id: String,
@@ -51,7 +51,7 @@ pub struct RoutedMessage {
 }
 
 /// What a message was taken for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "as", rename_all = "snake_case")]
 pub enum MessageDecision {
     /// A message to the agent: a new turn, or steering where a run is active; the Gateway decides.
@@ -81,13 +81,36 @@ pub enum MessageDecision {
 }
 
 /// The Gateway's method that carries a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SendBy {
     /// `chat.send`; any pending native question would take it as its answer.
     ChatSend,
     /// `agent`: leaves a pending native question alone and runs afterwards.
     AgentMethod,
+}
+
+/// What is done about a routed message, as often as it is repeated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Put it into `CHAT`.
+    Send {
+        /// Its run id and idempotency key.
+        run: String,
+        /// How it is sent.
+        send: SendBy,
+        /// Its number in the session.
+        number: u64,
+    },
+    /// Hand it in as the reply to this question.
+    Reply {
+        /// The question's key.
+        question: String,
+    },
+    /// Stop the session.
+    Stop,
+    /// Nothing but to say again what was decided.
+    Nothing,
 }
 
 /// What a session says about a message id.
@@ -123,6 +146,42 @@ impl Session {
             next.messages.pop_front();
         }
         next
+    }
+
+    /// What is done about a message of this session, or done again (rule S2).
+    pub fn effect(&self, message: &RoutedMessage) -> Effect {
+        let number = self.number_of(&message.id);
+        match &message.decision {
+            MessageDecision::Message { run, send } => Effect::Send { run: run.clone(), send: *send, number },
+            MessageDecision::Answer { question } | MessageDecision::Late { question } => {
+                Effect::Reply { question: question.clone() }
+            }
+            // What came after it is not meant: a Stop that has begun must not stop that. One that
+            // died before its first effect is still owed.
+            MessageDecision::Stop if number < self.count && self.is_stopped(number) => Effect::Nothing,
+            MessageDecision::Stop => Effect::Stop,
+            MessageDecision::Clarify { .. } => Effect::Nothing,
+        }
+    }
+
+    /// The message's number in the session, counted from 1.
+    fn number_of(&self, id: &str) -> u64 {
+        let after = self.messages.iter().rev().take_while(|m| m.id != id).count() as u64;
+        self.count.saturating_sub(after)
+    }
+
+    /// Whether the session was stopped through the message with this number (rule S10).
+    pub fn is_stopped(&self, number: u64) -> bool {
+        number <= self.stopped_through
+    }
+
+    /// Whether a message came after `id`, so that the cancel of its call is no Stop. `before` is
+    /// how many messages there were when it was cancelled, where that is known.
+    pub fn went_on(&self, id: &str, before: Option<u64>) -> bool {
+        match self.messages.iter().position(|m| m.id == id) {
+            Some(at) => at + 1 < self.messages.len(),
+            None => before.is_some_and(|before| self.count > before),
+        }
     }
 
     /// The session with everything stopped that was said so far.
@@ -195,5 +254,47 @@ mod tests {
         assert_eq!(late.messages[0].decision, MessageDecision::Late { question: "q".into() });
         assert_eq!(late.answer_was_late("m1"), None);
         assert_eq!(late.answer_was_late("m2"), None);
+    }
+
+    #[test]
+    fn s2_the_same_effect_is_redone_and_an_old_stop_stops_nothing_new() {
+        let decided = |id, decision| RoutedMessage { decision, ..message(id) };
+        let (run, question) = (String::from("ab-1"), String::from("g.s.r.q"));
+        let said = decided(1, MessageDecision::Message { run: run.clone(), send: SendBy::ChatSend });
+        let answer = decided(2, MessageDecision::Answer { question: question.clone() });
+        let stop = decided(3, MessageDecision::Stop);
+        let clarify = decided(4, MessageDecision::Clarify { text: "which?".into() });
+        let after = session().routed(said.clone()).routed(answer.clone()).routed(stop.clone());
+        assert_eq!(after.effect(&said), Effect::Send { run, send: SendBy::ChatSend, number: 1 });
+        assert_eq!(after.effect(&answer), Effect::Reply { question: question.clone() });
+        assert_eq!(after.effect(&stop), Effect::Stop);
+        let later = after.answer_was_late("m2").unwrap().routed(clarify.clone());
+        assert_eq!(later.effect(&stop), Effect::Stop);
+        let begun = after.stopped().routed(clarify.clone());
+        assert_eq!(begun.effect(&stop), Effect::Nothing);
+        assert_eq!(later.effect(&clarify), Effect::Nothing);
+        assert_eq!(later.effect(&later.messages[1]), Effect::Reply { question });
+    }
+
+    #[test]
+    fn s10_stop_holds_back_what_was_said_before_it() {
+        let stopped = session().routed(message(1)).routed(message(2)).stopped().routed(message(3));
+        assert_eq!([1, 2, 3].map(|number| stopped.is_stopped(number)), [true, true, false]);
+    }
+
+    #[test]
+    fn a_cancelled_call_is_no_stop_when_another_message_came() {
+        let both = session().routed(message(1)).routed(message(2));
+        let table = [
+            ("m1", None, true),
+            ("m2", None, false),
+            // It was never routed: only the count can tell.
+            ("m9", Some(1), true),
+            ("m9", Some(2), false),
+            ("m9", None, false),
+        ];
+        for (id, before, went_on) in table {
+            assert_eq!(both.went_on(id, before), went_on, "{id} {before:?}");
+        }
     }
 }

@@ -8,15 +8,16 @@ use serde_json::Value;
 
 use crate::key::{QuestionKey, SessionKey};
 use crate::outcome::Outcome;
-use crate::question::Invalid;
-use crate::reply::Reply;
+use crate::question::{Invalid, Question};
+use crate::reply::{Reply, ReplyContent, Responder};
 use crate::session::{MessageDecision, SendBy};
 use crate::surface::Surface;
+use crate::text_reply::{self, TextReply};
 use crate::time::Timestamp;
 
 /// A reply to a question: to `reply.<key>` from front ends, where only the session's owner is
 /// heard; to `outcome.<key>` from the gateway's adapters and from operators.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ReplyRequest {
     /// Version of this payload.
     pub schema: u32,
@@ -27,7 +28,7 @@ pub struct ReplyRequest {
 }
 
 /// The answer to a [`ReplyRequest`], given after the durable write.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "snake_case")]
 pub enum ReplyResponse {
     /// This reply decided, now or earlier.
@@ -63,7 +64,7 @@ pub enum ReplyResponse {
 }
 
 /// A user's message, to `say.<gateway>.<session>`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SayRequest {
     /// Version of this payload.
     pub schema: u32,
@@ -96,8 +97,21 @@ pub struct SayRequest {
     pub seen: Option<u64>,
 }
 
+impl SayRequest {
+    /// The message as the reply to a question; `None` where it is none. The text is read anew each
+    /// time: what it says of a question never changes.
+    pub fn as_reply(&self, question: &Question) -> Option<Reply> {
+        let TextReply::Complete(answers) = text_reply::parse(question, &self.text) else {
+            return None;
+        };
+        let by = Responder { user: self.user.clone(), name: self.user_name.clone(), chat: self.chat.clone() };
+        let content = ReplyContent::Answers { answers };
+        Some(Reply { id: format!("message-{}", self.message), by, surface: Surface::Message, content })
+    }
+}
+
 /// An image or a file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Attachment {
     /// Its name.
     pub name: String,
@@ -108,7 +122,7 @@ pub struct Attachment {
 }
 
 /// The answer to a [`SayRequest`], given after the decision and its effect are durable.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "snake_case")]
 pub enum SayResponse {
     /// It was routed.
@@ -138,7 +152,7 @@ pub enum SayResponse {
 }
 
 /// Stop, to `stop.<gateway>.<session>`: cancels the session's questions and aborts its run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StopRequest {
     /// Version of this payload.
     pub schema: u32,
@@ -149,7 +163,7 @@ pub struct StopRequest {
 }
 
 /// The answer to a [`StopRequest`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "snake_case")]
 pub enum StopResponse {
     /// Done as far as the router can do it.
@@ -169,7 +183,7 @@ pub enum StopResponse {
 }
 
 /// What a front end reports about a question, to `shown.<key>`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ShownRequest {
     /// Version of this payload.
     pub schema: u32,
@@ -188,7 +202,7 @@ pub struct ShownRequest {
 }
 
 /// What happened to a question at a front end.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum ShownEvent {
     /// It reached the surface.
@@ -201,7 +215,7 @@ pub enum ShownEvent {
 }
 
 /// The answer to a [`ShownRequest`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "snake_case")]
 pub enum ShownResponse {
     /// Taken; repeat it until it is read in the entry, unless `on_record`.
@@ -219,7 +233,7 @@ pub enum ShownResponse {
 }
 
 /// From the routers to front ends on `step.<key>`; not stored, since it can be derived again.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ShowStep {
     /// Version of this payload.
     pub schema: u32,
@@ -232,7 +246,7 @@ pub struct ShowStep {
 }
 
 /// Who is there for a session, in the bucket `presence` under `<gateway>.<session>.<stream>`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Presence {
     /// Version of this payload.
     pub schema: u32,
@@ -247,7 +261,7 @@ pub struct Presence {
 }
 
 /// An item of `CHAT`, on `chat.<gateway>.<session>`: what goes to the gateway.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ChatItem {
     /// Version of this payload.
     pub schema: u32,
@@ -269,7 +283,7 @@ pub struct ChatItem {
 }
 
 /// From the router to the gateway's active adapter, on `abort.<gateway>`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AbortRequest {
     /// Version of this payload.
     pub schema: u32,
@@ -278,7 +292,7 @@ pub struct AbortRequest {
 }
 
 /// The answer to an [`AbortRequest`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AbortResponse {
     /// A run was aborted.
     pub aborted: bool,
@@ -288,7 +302,7 @@ pub struct AbortResponse {
 }
 
 /// From an emitter to the gateway's active adapter, on `agents.<gateway>`; the answer is a list.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Agent {
     /// The agent's id, the second part of its session keys.
     pub id: String,
@@ -297,7 +311,7 @@ pub struct Agent {
 }
 
 /// An item of `RUNS`, on `run.<gateway>.<session>.<run>.<kind>`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RunItem {
     /// Version of this payload.
     pub schema: u32,
@@ -314,7 +328,7 @@ pub struct RunItem {
 }
 
 /// What happened in a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum RunEvent {
     /// The message of this run id went to the Gateway.
@@ -364,7 +378,7 @@ pub enum RunEvent {
 }
 
 /// A phase of a tool call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolPhase {
     /// It began.
@@ -376,7 +390,7 @@ pub enum ToolPhase {
 }
 
 /// How a run ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "how", rename_all = "snake_case")]
 pub enum RunEnd {
     /// It has said what it had to say.

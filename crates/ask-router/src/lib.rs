@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ask_bus::{Bus, BusError, Change, RouterRequest};
+use ask_core::take::Trust;
 use ask_core::time::Timestamp;
 use service_kit::Health;
 use tokio::sync::mpsc;
@@ -81,6 +82,10 @@ pub async fn run(
                     router.pending.all_evidence_lost();
                 }
                 if let Some(session) = router.present.apply(change) {
+                    if router.present.somebody(&session) {
+                        // At once: a deadline that comes now must not claim that nobody was there.
+                        router.pending.evidence_lost(&session);
+                    }
                     show_all(&router, &session, &mut work);
                 }
             }
@@ -170,8 +175,8 @@ fn show_all(router: &Arc<Router>, session: &ask_core::key::SessionKey, work: &mu
 impl Router {
     async fn serve(&self, request: RouterRequest) {
         match request {
-            RouterRequest::Reply(incoming) => self.on_reply(incoming, replies::Trust::Owner).await,
-            RouterRequest::Outcome(incoming) => self.on_reply(incoming, replies::Trust::Anybody).await,
+            RouterRequest::Reply(incoming) => self.on_reply(incoming, Trust::Owner).await,
+            RouterRequest::Outcome(incoming) => self.on_reply(incoming, Trust::Anybody).await,
             RouterRequest::Say(incoming) => self.on_say(incoming).await,
             RouterRequest::Stop(incoming) => self.on_stop(incoming).await,
             RouterRequest::Shown(incoming) => self.on_shown(incoming).await,

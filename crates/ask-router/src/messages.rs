@@ -4,17 +4,15 @@ use ask_bus::{BusError, Incoming, Stored};
 use ask_core::SCHEMA;
 use ask_core::entry::{Entry, StepKind};
 use ask_core::key::{QuestionKey, SessionKey, message_run_id};
-use ask_core::reply::{Reply, ReplyContent, Responder};
+use ask_core::reply::Reply;
 use ask_core::route::{Route, Typed, route, send_by};
-use ask_core::session::{Known, MessageDecision, RoutedMessage, Session};
-use ask_core::surface::Surface;
-use ask_core::text_reply::{self, TextReply};
+use ask_core::session::{Effect, Known, MessageDecision, RoutedMessage, SendBy, Session};
+use ask_core::take::Trust;
 use ask_core::time::Timestamp;
 use ask_core::wire::{ChatItem, ReplyRequest, ReplyResponse, SayRequest, SayResponse, StopResponse};
 use tracing::Instrument;
 
 use crate::deadlines::Alarm;
-use crate::replies::Trust;
 use crate::surfaces::STEPS_WITHIN;
 use crate::{Router, spans};
 
@@ -117,24 +115,16 @@ impl Router {
             on_screen: request.on_screen.as_deref(),
         };
         let (route, rule) = match rule {
-            Some(rule) => (Route::Message(send_by(&open)), rule),
+            Some(rule) => (Route::Message(send_by(SendBy::ChatSend, false, open.iter().copied())), rule),
             None => route(typed, &open),
         };
-        let decision = match route {
-            Route::Stop => MessageDecision::Stop,
-            Route::Answer(index, _) => MessageDecision::Answer { question: open[index].key.to_string() },
-            Route::Correct(index, text) => {
-                let key = &open[index].key;
-                if self.pending.hold(key, StepKind::Corrected { why: text.clone() }) {
-                    self.set_alarm(STEPS_WITHIN, Alarm::Steps(key.clone()));
-                }
-                MessageDecision::Clarify { text }
+        if let Route::Correct(index, text) = &route {
+            let key = &open[*index].key;
+            if self.pending.hold(key, StepKind::Corrected { why: text.clone() }) {
+                self.set_alarm(STEPS_WITHIN, Alarm::Steps(key.clone()));
             }
-            Route::AskWhich(text) | Route::Nothing(text) => MessageDecision::Clarify { text },
-            Route::Message(send) => {
-                MessageDecision::Message { run: message_run_id(&request.session, &request.message), send }
-            }
-        };
+        }
+        let decision = route.decision(&open, &message_run_id(&request.session, &request.message));
         Ok(RoutedMessage { id: request.message.clone(), at: Timestamp::now(), decision, rule: rule.into() })
     }
 
@@ -147,38 +137,35 @@ impl Router {
     ) -> Result<SayResponse, BusError> {
         let mut decision = message.decision.clone();
         let mut note = None;
-        match &message.decision {
-            MessageDecision::Message { run, send } => {
+        match session.value.effect(message) {
+            Effect::Send { run, send, number } => {
                 let item = ChatItem {
                     schema: SCHEMA,
                     session: request.session.clone(),
                     message: request.message.clone(),
-                    run: run.clone(),
-                    number: number_of(&session.value, &request.message),
-                    send: *send,
+                    run,
+                    number,
+                    send,
                     text: request.text.clone(),
                     attachments: request.attachments.clone(),
                 };
                 self.bus.write_chat(&item).await?;
             }
-            MessageDecision::Answer { question } => {
-                note = self.answer(request, question).await?;
-                if note.is_none() && !request.attachments.is_empty() {
-                    note = Some(ATTACHMENTS_STAY.into());
-                } else if note.is_some() {
-                    decision = MessageDecision::Late { question: question.clone() };
+            Effect::Reply { question } => {
+                note = self.answer(request, &question).await?;
+                if note.is_some() && matches!(decision, MessageDecision::Answer { .. }) {
+                    decision = MessageDecision::Late { question };
                     self.rewrite_to_late(request).await?;
+                } else if note.is_none() && !request.attachments.is_empty() {
+                    note = Some(ATTACHMENTS_STAY.into());
                 }
             }
-            MessageDecision::Late { question } => note = self.answer(request, question).await?,
-            MessageDecision::Clarify { .. } => {}
-            // What came after it is not meant: a repeated Stop must not stop that.
-            MessageDecision::Stop if number_of(&session.value, &request.message) < session.value.count => {}
-            MessageDecision::Stop => {
+            Effect::Stop => {
                 if let StopResponse::Retry { why } = self.stop_session(&request.session).await? {
                     return Ok(SayResponse::Retry { why });
                 }
             }
+            Effect::Nothing => {}
         }
         let (rule, count) = (message.rule.clone(), session.value.count);
         Ok(SayResponse::Routed { decision, rule, count, note })
@@ -190,19 +177,8 @@ impl Router {
         let Some(stored) = self.bus.question(&key).await? else {
             return Ok(Some("The question is no longer on record.".into()));
         };
-        // The text is read again: what it says of this question never changes.
-        let TextReply::Complete(answers) = text_reply::parse(&stored.value.question, &request.text) else {
+        let Some(reply) = request.as_reply(&stored.value.question) else {
             return Ok(Some("The message does not answer the question.".into()));
-        };
-        let reply = Reply {
-            id: format!("message-{}", request.message),
-            by: Responder {
-                user: request.user.clone(),
-                name: request.user_name.clone(),
-                chat: request.chat.clone(),
-            },
-            surface: Surface::Message,
-            content: ReplyContent::Answers { answers },
         };
         let request = ReplyRequest { schema: SCHEMA, key, reply };
         let taken = self.take_reply(&request, Trust::Owner).await?;
@@ -250,10 +226,4 @@ fn bind(request: &SayRequest) -> Session {
         stopped_through: 0,
         messages: Default::default(),
     }
-}
-
-/// The message's number in its session, counted from 1.
-fn number_of(session: &Session, message: &str) -> u64 {
-    let after = session.messages.iter().rev().take_while(|m| m.id != message).count() as u64;
-    session.count.saturating_sub(after)
 }

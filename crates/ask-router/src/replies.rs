@@ -1,25 +1,16 @@
 //! Replies: the compare-and-set from pending that decides a question.
 
 use ask_bus::{BusError, Incoming};
-use ask_core::entry::{DecidedBy, Entry, Verdict};
-use ask_core::outcome::Outcome;
+use ask_core::entry::Entry;
 use ask_core::question::Invalid;
-use ask_core::reply::{Answer, Reply, ReplyContent, as_message};
+use ask_core::reply::{Reply, ReplyContent, as_message};
 use ask_core::surface::Surface;
+use ask_core::take::{Taken, Trust};
 use ask_core::time::Timestamp;
 use ask_core::wire::{ReplyRequest, ReplyResponse};
 use tracing::Instrument;
 
 use crate::{LatePolicy, Router, spans};
-
-/// Whose replies are taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Trust {
-    /// Only the session owner's; a late one is listed.
-    Owner,
-    /// Anybody's who may publish there: the gateway's adapters and operators.
-    Anybody,
-}
 
 impl Router {
     pub(crate) async fn on_reply(&self, incoming: Incoming<ReplyRequest>, trust: Trust) {
@@ -64,16 +55,15 @@ impl Router {
                     None => return Ok(ReplyResponse::UnknownQuestion),
                 },
             };
-            let written = match stored.value.reply(&request.reply, Timestamp::now()) {
-                Verdict::Saved => return Ok(ReplyResponse::Saved),
-                Verdict::Invalid(invalid) => return Ok(ReplyResponse::Invalid { invalid }),
-                Verdict::Late(_) if trust == Trust::Anybody => return Ok(closed(&stored.value, false)),
-                Verdict::KnownLate => return self.late(&stored.value, &request.reply).await,
-                Verdict::Late(next) => match self.bus.write_late(&next, stored.revision).await {
-                    Ok(_) => return self.late(&stored.value, &request.reply).await,
+            let written = match stored.value.take(&request.reply, trust, Timestamp::now()) {
+                Taken::Answer(response) => {
+                    return self.late(&stored.value, &request.reply, trust, response).await;
+                }
+                Taken::ListLate(next, response) => match self.bus.write_late(&next, stored.revision).await {
+                    Ok(_) => return self.late(&stored.value, &request.reply, trust, response).await,
                     Err(error) => Err(error),
                 },
-                Verdict::Decide(next) => {
+                Taken::Decide(next) => {
                     let next = self.pending.with_steps(*next);
                     self.bus.write_decided(&next, stored.revision).await.map(|revision| {
                         self.decided(&next, revision);
@@ -90,19 +80,24 @@ impl Router {
         Err(BusError::Conflict { key: key.to_string() })
     }
 
-    /// What becomes of a late reply, as often as it is repeated.
-    async fn late(&self, entry: &Entry, reply: &Reply) -> Result<ReplyResponse, BusError> {
-        let text = match (&reply.content, self.config.late_replies) {
-            (ReplyContent::Answers { answers }, LatePolicy::SendAsMessage) => {
-                as_message(&entry.question, answers)
-            }
-            _ => None,
-        };
-        let sent_as_message = match text {
-            Some(text) => self.say_late(&entry.key.session_key(), reply, text).await?,
-            None => false,
-        };
-        Ok(closed(entry, sent_as_message))
+    /// Adds to what the sender of a late reply hears what else becomes of it, as often as it is
+    /// repeated.
+    async fn late(
+        &self,
+        entry: &Entry,
+        reply: &Reply,
+        trust: Trust,
+        mut response: ReplyResponse,
+    ) -> Result<ReplyResponse, BusError> {
+        let ReplyResponse::Closed { sent_as_message, .. } = &mut response else { return Ok(response) };
+        let policy = self.config.late_replies;
+        if let (ReplyContent::Answers { answers }, Trust::Owner, LatePolicy::SendAsMessage) =
+            (&reply.content, trust, policy)
+            && let Some(text) = as_message(&entry.question, answers)
+        {
+            *sent_as_message = self.say_late(&entry.key.session_key(), reply, text).await?;
+        }
+        Ok(response)
     }
 
     /// Only the session's owner replies; where no front end is bound, the gateway's operator.
@@ -118,31 +113,6 @@ impl Router {
 fn log_decision(entry: &Entry, reply: &Reply) {
     let status = entry.decision().map_or("pending", |d| d.outcome.status());
     tracing::info!(question = %entry.key.question, status, surface = reply.surface.name(), "decided");
-}
-
-/// What the sender of a reply is told when another decision came first. Everything in it is
-/// derived from the entry (rule N8).
-fn closed(entry: &Entry, sent_as_message: bool) -> ReplyResponse {
-    let Some(decision) = entry.decision() else {
-        return ReplyResponse::Retry { why: "the question is still pending".into() };
-    };
-    let (by, surface) = match &decision.by {
-        DecidedBy::Reply { responder, surface, .. } => (responder.display_name().to_owned(), Some(*surface)),
-        DecidedBy::Record { responder, .. } => (responder.display_name().to_owned(), None),
-        DecidedBy::Rule { name } => (name.clone(), None),
-    };
-    let outcome = hidden(entry.shown_outcome().unwrap_or(&decision.outcome));
-    ReplyResponse::Closed { outcome, at: decision.at, by, surface, sent_as_message }
-}
-
-fn hidden(outcome: &Outcome) -> Outcome {
-    let mut outcome = outcome.clone();
-    if let Outcome::Answered { answers } = &mut outcome {
-        for answer in answers.values_mut().filter(|a| matches!(a, Answer::Sealed(_))) {
-            *answer = Answer::Hidden;
-        }
-    }
-    outcome
 }
 
 fn result_name(response: &ReplyResponse) -> &'static str {

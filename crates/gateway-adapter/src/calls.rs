@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use ask_bus::seal::SealError;
 use ask_bus::trace::traceparent_of;
 use ask_bus::{BusError, Stored};
-use ask_core::entry::{Entry, Road, State};
+use ask_core::call::{self, Gone};
+use ask_core::entry::{Entry, Road};
 use ask_core::key::{QuestionKey, SessionKey, call_question_id};
-use ask_core::outcome::{CancelReason, Outcome, Returned, Undeliverable};
+use ask_core::outcome::{CancelReason, Returned};
 use ask_core::question::{Invalid, Question};
-use ask_core::reply::{Answer, Reply, ReplyContent, Responder};
-use ask_core::result::tool_result;
+use ask_core::reply::{Reply, ReplyContent, Responder};
 use ask_core::surface::Surface;
 use ask_core::time::Timestamp;
 use ask_core::wire::{ReplyRequest, ReplyResponse};
@@ -39,12 +39,6 @@ pub(crate) const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 const CANCEL_KEPT: Duration = Duration::from_secs(600);
 /// How long a cancel is tried before its sender is told to repeat it.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(8);
-/// How long the outcome for a client that can't prove receipt is repeated: longer than such a
-/// client tries to connect again.
-const UNPROVABLE_KEPT: Duration = Duration::from_secs(60);
-const NO_PROOF: &str = "no_proof";
-/// How long a secret waits for its call to fetch it.
-const SECRET_KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// Serves the calls of plugin and MCP clients until `shutdown`.
 ///
@@ -213,15 +207,14 @@ impl Calls {
     pub(crate) fn result(&self, decided: &Stored<Entry>) -> Result<CallResult, SealError> {
         let Stored { value: entry, revision } = decided;
         let told = |entry: &Entry, secret| {
-            let result = tool_result(entry).expect("the entry is decided");
+            let result = call::told(entry).expect("the entry is decided");
             CallResult { revision: *revision, text: result.text, details: result.details, secret }
         };
         match self.adapter.open_secret(entry) {
-            Ok(None) if secret_is_gone(entry) => Ok(told(&without_secret(entry), None)),
             Ok(secret) => Ok(told(entry, secret)),
             Err(error @ SealError::NotAuthentic) => {
                 tracing::error!(question = %entry.key, %error, "a secret can't be opened by anybody");
-                Ok(told(&without_secret(entry), None))
+                Ok(told(&call::without_secret(entry), None))
             }
             Err(error) => Err(error),
         }
@@ -240,17 +233,18 @@ impl Calls {
             return Ok(Acknowledged::Closed);
         }
         // A late reply or a step may have moved the entry on since the outcome was handed over.
-        let had_outcome = match stored.revision == revision {
-            true => !stored.value.is_pending(),
+        let proof = match stored.revision == revision {
+            true => call::acknowledged(&stored.value),
             false => {
                 let history = self.adapter.bus.question_history(key).await?;
-                history.iter().any(|(then, _)| then.revision == revision && !then.value.is_pending())
+                let named = history.iter().find(|(then, _)| then.revision == revision);
+                named.and_then(|(then, _)| call::acknowledged(&then.value))
             }
         };
-        if !had_outcome {
+        let Some(proof) = proof else {
             return Ok(Acknowledged::OtherRevision(stored.revision));
-        }
-        self.adapter.close(key, &Returned::Delivered { proof: "acknowledged".into() }).await?;
+        };
+        self.adapter.close(key, &proof).await?;
         Ok(Acknowledged::Closed)
     }
 
@@ -285,13 +279,12 @@ impl Calls {
             let stored = self.adapter.bus.question(key).await.map_err(|e| e.to_string())?;
             let Some(stored) = stored else { return Ok(()) };
             self.forget_cancel(key);
-            match stored.value.state {
-                State::Returned { .. } => return Ok(()),
-                State::Decided { .. } => {
-                    let returned = Returned::Unconfirmed { why: "caller_cancelled".into() };
+            match call::gone(&stored.value, "caller_cancelled") {
+                Gone::Nothing => return Ok(()),
+                Gone::Close(returned) => {
                     return self.adapter.close(key, &returned).await.map(drop).map_err(|e| e.to_string());
                 }
-                State::Pending => {}
+                Gone::CancelFirst => {}
             }
             let by = Responder { user: SERVICE.name.into(), name: None, chat: None };
             let content = ReplyContent::Cancelled { reason: CancelReason::Caller };
@@ -338,23 +331,6 @@ fn timeout(args: &Value, default: Duration) -> Result<Duration, Invalid> {
     Ok(Duration::from_secs_f64(seconds.clamp(1.0, MAX_TIMEOUT.as_secs_f64())))
 }
 
-/// A secret was answered and is out of reach by now.
-fn secret_is_gone(entry: &Entry) -> bool {
-    let Some(Outcome::Answered { answers }) = entry.decision().map(|d| &d.outcome) else {
-        return false;
-    };
-    answers.values().any(|answer| matches!(answer, Answer::Hidden))
-}
-
-/// The entry as a call is told it that can't have the secret any more.
-fn without_secret(entry: &Entry) -> Entry {
-    let mut entry = entry.clone();
-    if let State::Decided { decision } | State::Returned { decision, .. } = &mut entry.state {
-        decision.outcome = Outcome::Undeliverable { reason: Undeliverable::ExpiredSecret };
-    }
-    entry
-}
-
 /// Closes decided questions whose outcome nobody will fetch any more, each at its time.
 async fn close_overdue(calls: Arc<Calls>) {
     let mut changes = calls.adapter.entry_changes();
@@ -380,7 +356,7 @@ async fn close_overdue(calls: Arc<Calls>) {
                 let returned = Returned::Unconfirmed { why: next.why.into() };
                 match calls.adapter.close(&next.key, &returned).await {
                     // For a client that has no runs this is the end of one.
-                    Ok(_) if next.why == NO_PROOF => calls.adapter.secrets().forget(&next.key.session, &next.key.run),
+                    Ok(_) if next.why == call::NO_PROOF => calls.adapter.secrets().forget(&next.key.session, &next.key.run),
                     Ok(_) => {}
                     Err(error) => {
                         tracing::warn!(question = %next.key, %error, "not closed yet");
@@ -400,16 +376,7 @@ struct Due {
     why: &'static str,
 }
 
-/// When a decided question is closed without any word of its call. A client that can't prove
-/// receipt has it by then or has given up; a secret is not kept for ever.
 fn closes_by_itself(entry: &Entry) -> Option<Due> {
-    let State::Decided { decision } = &entry.state else {
-        return None;
-    };
-    let (kept, why) = match entry.road {
-        Road::McpAlone => (UNPROVABLE_KEPT, NO_PROOF),
-        _ if entry.holds_secret() => (SECRET_KEPT, "expired"),
-        _ => return None,
-    };
-    Some(Due { at: decision.at.plus(kept), key: entry.key.clone(), why })
+    let (at, why) = call::closes_by_itself(entry)?;
+    Some(Due { at, key: entry.key.clone(), why })
 }

@@ -24,7 +24,7 @@ impl Emitter {
     ) -> Result<(), BusError> {
         let before = match seen {
             Some(seen) => Some(seen),
-            None => self.messages_of(session).await?.map(|(count, _)| count),
+            None => self.bus.session(session).await?.map(|stored| stored.value.count),
         };
         tokio::select! {
             () = tokio::time::sleep(self.config.stop_grace) => {}
@@ -68,20 +68,8 @@ impl Emitter {
             return Ok(true);
         }
         // Another replica may have it.
-        let Some((count, messages)) = self.messages_of(session).await? else { return Ok(false) };
-        Ok(match messages.iter().position(|m| m == message) {
-            Some(at) => at + 1 < messages.len(),
-            None => before.is_some_and(|before| count > before),
-        })
-    }
-
-    /// How many messages a session has had, and its last ones.
-    async fn messages_of(&self, session: &SessionKey) -> Result<Option<(u64, Vec<String>)>, BusError> {
         let stored = self.bus.session(session).await?;
-        Ok(stored.map(|stored| {
-            let messages = stored.value.messages.into_iter().map(|m| m.id).collect();
-            (stored.value.count, messages)
-        }))
+        Ok(stored.is_some_and(|stored| stored.value.went_on(message, before)))
     }
 }
 

@@ -205,6 +205,7 @@ impl<'a> Check<'a> {
                     Some(_) => None,
                 }
             }
+            DecidedBy::Record { .. } => Some("from the record, though nothing is asked again here".into()),
             DecidedBy::Rule { name } if name == "deadline" => self.wrong_by_deadline(life, entry, decision),
             DecidedBy::Rule { name } if name == "stop" => {
                 self.session.stops.is_empty().then(|| "by Stop, which nobody pressed".into())

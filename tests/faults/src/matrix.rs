@@ -31,8 +31,8 @@ pub fn service_of(effect: Effect) -> Service {
         Asked | Returned | Run | Lease | Boot | McpSession | ChatDone | ChatLater | ChatWorking
         | ChatParked | AnswerAbort | AnswerAgents | Seal => Service::Adapter,
         Presence | PresenceClear => Service::Emitter,
-        Decided | Steps | Late | Session | Chat | Dead | Step | AnswerReply | AnswerOutcome | AnswerSay
-        | AnswerStop | AnswerShown | Refuse => Service::Router,
+        Decided | Steps | Late | GivenAgain | Session | Chat | Dead | Step | AnswerReply | AnswerOutcome
+        | AnswerSay | AnswerStop | AnswerShown | Refuse => Service::Router,
     }
 }
 
@@ -71,6 +71,8 @@ fn lives(effect: Effect) -> Vec<(u32, Vec<SessionPlan>)> {
             ),
         ],
         Effect::Steps => vec![(1, vec![slow(Road::Native), slow(Road::Plugin)])],
+        // Needs an agent that asks again: crates/ask-router/tests/router.rs has it.
+        Effect::GivenAgain => Vec::new(),
         Effect::Late => vec![(1, vec![late(Road::Native), late(Road::Plugin)])],
         Effect::Session => vec![
             (1, both()),

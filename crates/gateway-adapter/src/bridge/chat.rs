@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ask_bus::trace::continue_from;
 use ask_bus::{BusError, ChatDelivery};
-use ask_core::entry::Road;
+use ask_core::route::send_by;
 use ask_core::session::SendBy;
 use ask_core::wire::{Attachment, ChatItem, RunEnd, RunEvent};
 use serde_json::{Value, json};
@@ -23,6 +23,8 @@ use crate::openclaw::client::GatewayError;
 /// Well below the time after which an item that is not acknowledged comes again.
 const STILL_WORKING: Duration = Duration::from_secs(3);
 const TRY_AGAIN: Duration = Duration::from_millis(500);
+/// How many run ids a connection remembers: far more than one message is ever repeated after.
+const REMEMBERED: usize = 1024;
 
 /// Sends the gateway's items as long as the connection stands.
 pub(super) async fn deliver(link: &Arc<Link>) {
@@ -50,6 +52,9 @@ struct State {
     waiting: HashMap<String, VecDeque<Arc<ChatDelivery>>>,
     /// The run ids of what waits or is being sent.
     in_hand: HashSet<String>,
+    /// The run ids of what this connection has dealt with last, since a repeated message is twice
+    /// in `CHAT`.
+    dealt_with: VecDeque<String>,
 }
 
 impl Queues {
@@ -92,7 +97,8 @@ impl Queues {
                 askbus.run = %delivery.item.run,
             );
             continue_from(&span, delivery.traceparent.as_deref());
-            let send = send(link, &delivery).instrument(span);
+            let may_be_sent = delivery.attempt > 1 || self.dealt_with(&delivery.item.run);
+            let send = send(link, &delivery.item, may_be_sent).instrument(span);
             tokio::pin!(send);
             let mut still_working = interval(STILL_WORKING);
             loop {
@@ -121,9 +127,17 @@ impl Queues {
     fn sent(&self, session: &str, run: &str) {
         let mut state = self.lock();
         state.in_hand.remove(run);
+        state.dealt_with.push_back(run.into());
+        if state.dealt_with.len() > REMEMBERED {
+            state.dealt_with.pop_front();
+        }
         if let Some(queue) = state.waiting.get_mut(session) {
             queue.pop_front();
         }
+    }
+
+    fn dealt_with(&self, run: &str) -> bool {
+        self.lock().dealt_with.iter().any(|known| known == run)
     }
 
     async fn say_working(&self, session: &str) {
@@ -138,28 +152,25 @@ impl Queues {
     }
 }
 
-/// Sends one item, until it is sent or never can be.
-async fn send(link: &Arc<Link>, delivery: &ChatDelivery) {
-    let item = &delivery.item;
+/// Sends one item, until it is sent or never can be. `may_be_sent`: what was tried before may have
+/// been carried out, perhaps by a Gateway process that is gone.
+async fn send(link: &Arc<Link>, item: &ChatItem, mut may_be_sent: bool) {
     let session = item.session.session.as_str();
-    // What was tried before may have been carried out, perhaps by a Gateway process that is gone.
-    let mut may_be_sent = delivery.attempt > 1;
     let mut pause = Pause::default();
     loop {
-        match is_stopped(link, item).await {
-            Ok(false) => {}
-            Ok(true) if !may_be_sent => {
-                let ended = RunEvent::Ended { how: RunEnd::Aborted, text: None };
-                return put(&link.adapter, session, &item.run, 0, ended).await;
-            }
-            Ok(true) => {}
+        let stopped = match is_stopped(link, item).await {
+            Ok(stopped) => stopped,
             Err(error) => {
                 tracing::warn!(%error, "a session was not read; trying again");
                 pause.wait().await;
                 continue;
             }
+        };
+        if stopped && !may_be_sent {
+            let ended = RunEvent::Ended { how: RunEnd::Aborted, text: None };
+            return put(&link.adapter, session, &item.run, 0, ended).await;
         }
-        match try_send(link, item, may_be_sent).await {
+        match try_send(link, item, may_be_sent, stopped).await {
             Ok(Sent { what, before }) => {
                 put(&link.adapter, session, &item.run, 0, what).await;
                 if let Some(history) = before {
@@ -193,7 +204,7 @@ async fn send(link: &Arc<Link>, delivery: &ChatDelivery) {
 /// Whether the session was stopped through this message (rule S10).
 async fn is_stopped(link: &Link, item: &ChatItem) -> Result<bool, BusError> {
     let session = link.adapter.bus.session(&item.session).await?;
-    Ok(session.is_some_and(|session| item.number <= session.value.stopped_through))
+    Ok(session.is_some_and(|session| session.value.is_stopped(item.number)))
 }
 
 /// What became of an item.
@@ -203,8 +214,14 @@ struct Sent {
     before: Option<History>,
 }
 
-async fn try_send(link: &Arc<Link>, item: &ChatItem, may_be_sent: bool) -> Result<Sent, GatewayError> {
+async fn try_send(
+    link: &Arc<Link>,
+    item: &ChatItem,
+    may_be_sent: bool,
+    stopped: bool,
+) -> Result<Sent, GatewayError> {
     let session = item.session.session.as_str();
+    let sent = |what| Ok(Sent { what, before: None });
     if may_be_sent || !link.runs.is_known(session) {
         let history = link.client.chat_history(session, super::HISTORY).await?;
         learn_active(link, session, &history);
@@ -215,11 +232,15 @@ async fn try_send(link: &Arc<Link>, item: &ChatItem, may_be_sent: bool) -> Resul
             return Ok(Sent { what: RunEvent::Sent { into }, before: Some(history) });
         }
     }
-    let sent = |what| Ok(Sent { what, before: None });
+    // It was not sent before Stop came.
+    if stopped {
+        return sent(RunEvent::Ended { how: RunEnd::Aborted, text: None });
+    }
     let into = link.runs.active(session);
     // Immediately before: a message must not become the answer of a question (rule S6).
-    let leaves_questions_alone = item.send == SendBy::AgentMethod || takes_messages(link, session);
-    if leaves_questions_alone {
+    let open = link.adapter.open_entries_of(session);
+    let on_record = open.iter().map(|stored| &stored.value);
+    if send_by(item.send, link.native.is_open(session), on_record) == SendBy::AgentMethod {
         let turn = AgentTurn {
             session_key: session.into(),
             message: item.text.clone(),
@@ -251,14 +272,6 @@ pub(super) fn learn_active(link: &Link, session: &str, history: &History) {
         active.push(run.run_id.clone());
     }
     link.runs.set_active(session, active);
-}
-
-fn takes_messages(link: &Link, session: &str) -> bool {
-    let on_record = || {
-        let open = link.adapter.open_entries_of(session);
-        open.iter().any(|e| e.value.road == Road::Native && e.value.takes_messages())
-    };
-    link.native.is_open(session) || on_record()
 }
 
 fn attachments(files: &[Attachment]) -> Vec<Value> {

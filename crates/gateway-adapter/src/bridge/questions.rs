@@ -9,6 +9,7 @@ use ask_bus::{BusError, Stored};
 use ask_core::SCHEMA;
 use ask_core::entry::{Entry, Road};
 use ask_core::key::QuestionKey;
+use ask_core::native::gateway_reply_id;
 use ask_core::outcome::{CancelReason, Outcome};
 use ask_core::question::{Choice, Invalid, MAX_HEADER, Prompt, Question, clamp};
 use ask_core::reply::{Answer, MAX_ANSWER, Reply, ReplyContent, Responder};
@@ -347,11 +348,6 @@ pub(super) async fn hand_in(adapter: &Adapter, entry: &Entry, content: ReplyCont
         }
         pause.wait().await;
     }
-}
-
-/// The id of the reply that carries the Gateway's own outcome.
-pub(super) fn gateway_reply_id(key: &QuestionKey) -> String {
-    format!("gateway-{}", key.question)
 }
 
 fn key_of(gateway: &str, record: &QuestionRecord) -> QuestionKey {

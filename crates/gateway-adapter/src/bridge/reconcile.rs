@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ask_bus::Stored;
+use ask_core::call::{self, Gone};
 use ask_core::entry::{Entry, Road};
 use ask_core::key::QuestionKey;
-use ask_core::outcome::{CancelReason, Returned};
+use ask_core::outcome::CancelReason;
 use ask_core::reply::ReplyContent;
 use ask_core::time::Timestamp;
 use ask_core::wire::{RunEnd, RunEvent};
@@ -209,13 +210,16 @@ async fn call_is_gone(adapter: Arc<Adapter>, stored: Arc<Stored<Entry>>, reason:
     };
     let key = &stored.value.key;
     let work = async {
-        if stored.value.is_pending() {
-            hand_in(&adapter, &stored.value, ReplyContent::Cancelled { reason }, None).await;
-            adapter.wait_decided(key).await;
+        let mut entry = stored.value.clone();
+        if call::gone(&entry, why) == Gone::CancelFirst {
+            hand_in(&adapter, &entry, ReplyContent::Cancelled { reason }, None).await;
+            entry = adapter.wait_decided(key).await.value.clone();
         }
-        let closed = adapter.wait_for(key, |entry| entry.returned().is_some());
-        if tokio::time::timeout(ACK_GRACE, closed).await.is_err() {
-            returns::close(&adapter, key, Returned::Unconfirmed { why: why.into() }).await;
+        if let Gone::Close(returned) = call::gone(&entry, why) {
+            let closed = adapter.wait_for(key, |entry| entry.returned().is_some());
+            if tokio::time::timeout(ACK_GRACE, closed).await.is_err() {
+                returns::close(&adapter, key, returned).await;
+            }
         }
     };
     adapter.shutdown.run_until_cancelled(work).await;

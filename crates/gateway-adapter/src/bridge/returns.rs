@@ -4,17 +4,16 @@ use std::time::Duration;
 
 use ask_bus::Stored;
 use ask_bus::trace::continue_from;
-use ask_core::entry::{DecidedBy, Entry, Road};
+use ask_core::call::seen_in_result;
+use ask_core::entry::{Entry, Road};
 use ask_core::key::QuestionKey;
-use ask_core::outcome::{CancelReason, Outcome, Returned};
-use ask_core::result::tool_result;
-use ask_core::surface::Surface;
+use ask_core::native::{self, GatewaySays, InTranscript};
+use ask_core::outcome::{Outcome, Returned};
 use ask_core::time::Timestamp;
-use sha2::{Digest, Sha256};
 use tracing::Instrument;
 
 use super::link::Link;
-use super::questions::{Pause, answers_of, gateway_reply_id, outcome_of};
+use super::questions::{Pause, answers_of, outcome_of};
 use crate::adapter::Adapter;
 use crate::openclaw::calls::Resolution;
 use crate::openclaw::client::GatewayError;
@@ -24,8 +23,6 @@ use crate::openclaw::frames::{
 
 /// How long after the Gateway's expiry an outcome may still be proven: so long it keeps the record.
 const PROVABLE: Duration = Duration::from_secs(15);
-/// Longest `resolutionId` that the Gateway takes.
-const MAX_RESOLUTION_ID: usize = 128;
 /// How long a tool result waits for its outcome to be seen here.
 const RESULT_GRACE: Duration = Duration::from_secs(2);
 
@@ -48,7 +45,7 @@ pub(super) async fn give_back(link: &Link, decided: &Stored<Entry>) {
     );
     continue_from(&span, entry.traceparent.as_deref());
     async {
-        let returned = match by_gateway(entry) {
+        let returned = match native::decided_by_gateway(entry) {
             Some(returned) => returned,
             None => resolve(link, entry).await,
         };
@@ -58,25 +55,9 @@ pub(super) async fn give_back(link: &Link, decided: &Stored<Entry>) {
     .await;
 }
 
-/// What became of an outcome that the Gateway itself gave.
-fn by_gateway(entry: &Entry) -> Option<Returned> {
-    let decision = entry.decision()?;
-    match &decision.by {
-        DecidedBy::Reply { id, surface: Surface::Gateway, .. } if *id == gateway_reply_id(&entry.key) => {
-            let lost = Outcome::Cancelled { reason: CancelReason::GatewayRestart };
-            Some(if decision.outcome == lost {
-                Returned::Unconfirmed { why: "gateway_restart".into() }
-            } else {
-                Returned::Delivered { proof: "decided by the gateway".into() }
-            })
-        }
-        _ => None,
-    }
-}
-
 async fn resolve(link: &Link, entry: &Entry) -> Returned {
-    let id = resolution_id(entry);
-    let by = resolved_by(entry, &id);
+    let id = native::resolution_id(entry);
+    let by = native::resolved_by(entry);
     let mut pause = Pause::default();
     loop {
         if is_past_proof(&link.adapter, entry) {
@@ -90,14 +71,14 @@ async fn resolve(link: &Link, entry: &Entry) -> Returned {
             }
         };
         match link.client.question_resolve(&entry.key.question, &resolution, &by, &id).await {
-            Ok(_) => return Returned::Delivered { proof: "resolved".into() },
+            Ok(_) => return returned(link, entry, GatewaySays::Resolved),
             Err(error) => match error.reason() {
                 Some(QUESTION_ALREADY_TERMINAL) => {
-                    if let Some(returned) = what_it_has(link, entry, &id).await {
-                        return returned;
+                    if let Some(says) = what_it_has(link, entry).await {
+                        return returned(link, entry, says);
                     }
                 }
-                Some(QUESTION_NOT_FOUND) => return in_transcript(link, entry).await,
+                Some(QUESTION_NOT_FOUND) => return returned(link, entry, in_transcript(link, entry).await),
                 Some(QUESTION_INVALID_ANSWER) => {
                     tracing::error!(question = %entry.key, %error, "the gateway does not take the answer");
                     return withdraw(link, entry, &by, &id, &format!("invalid_answer: {error}")).await;
@@ -123,21 +104,16 @@ async fn withdraw(link: &Link, entry: &Entry, by: &str, id: &str, why: &str) -> 
     Returned::Unconfirmed { why: why.into() }
 }
 
-/// The Gateway has an outcome already: ours from an earlier try, or another one (rules N1, N2).
-/// `None` when it can't be told yet.
-async fn what_it_has(link: &Link, entry: &Entry, id: &str) -> Option<Returned> {
-    let outcome = &entry.decision()?.outcome;
+fn returned(link: &Link, entry: &Entry, says: GatewaySays) -> Returned {
+    native::returned(entry, says, link.is_new_boot).expect("only a decided question is returned")
+}
+
+/// The outcome that the Gateway has already; `None` when it can't be told yet.
+async fn what_it_has(link: &Link, entry: &Entry) -> Option<GatewaySays> {
     match link.client.question_get(&entry.key.question).await {
         Ok(record) => {
-            let theirs = outcome_of(&entry.question, &record);
-            let by = record.resolved_by;
-            Some(if by.as_deref().is_some_and(|by| by.ends_with(id)) {
-                Returned::Delivered { proof: "resolution_id".into() }
-            } else if outcome.is_no_answer() && theirs.is_no_answer() {
-                Returned::Delivered { proof: "the gateway has no answer either".into() }
-            } else {
-                Returned::Overruled { by, outcome: theirs }
-            })
+            let outcome = outcome_of(&entry.question, &record);
+            Some(GatewaySays::Settled { by: record.resolved_by, outcome })
         }
         Err(error) if error.reason() == Some(QUESTION_NOT_FOUND) => Some(in_transcript(link, entry).await),
         Err(error) => {
@@ -147,35 +123,16 @@ async fn what_it_has(link: &Link, entry: &Entry, id: &str) -> Option<Returned> {
     }
 }
 
-/// The Gateway holds the question no more: only the tool result in the transcript can tell
-/// (rules N3, N4).
-async fn in_transcript(link: &Link, entry: &Entry) -> Returned {
-    let unconfirmed = || Returned::Unconfirmed {
-        why: if link.is_new_boot { "gateway_restart" } else { "question_not_found" }.into(),
-    };
-    let (Some(result), Some(decision)) = (link.result_in_history(entry).await, entry.decision()) else {
-        return unconfirmed();
-    };
-    match (result, &decision.outcome) {
-        (Some(theirs), Outcome::Answered { .. }) => {
-            let ours = answers(link, entry).ok();
-            if ours.as_ref() == Some(&theirs) || entry.question.is_secret() {
-                Returned::Delivered { proof: "tool_result".into() }
-            } else {
-                let outcome = Outcome::Answered { answers: answers_of(&entry.question, &theirs) };
-                Returned::Overruled { by: None, outcome }
-            }
-        }
-        (Some(theirs), _) => {
-            let outcome = Outcome::Answered { answers: answers_of(&entry.question, &theirs) };
-            Returned::Overruled { by: None, outcome }
-        }
-        (None, Outcome::Answered { .. }) => {
-            let outcome = Outcome::Cancelled { reason: CancelReason::RunEnded };
-            Returned::Overruled { by: None, outcome }
-        }
-        (None, _) => Returned::Delivered { proof: "tool_result".into() },
-    }
+/// The Gateway holds the question no more: only the tool result in the transcript can tell.
+async fn in_transcript(link: &Link, entry: &Entry) -> GatewaySays {
+    GatewaySays::Forgotten(match link.result_in_history(entry).await {
+        None => InTranscript::Nothing,
+        Some(None) => InTranscript::NoAnswer,
+        Some(Some(theirs)) => InTranscript::Answers {
+            ours: entry.question.is_secret() || answers(link, entry).is_ok_and(|ours| ours == theirs),
+            answers: answers_of(&entry.question, &theirs),
+        },
+    })
 }
 
 fn resolution(link: &Link, entry: &Entry) -> Result<Resolution, &'static str> {
@@ -203,26 +160,6 @@ fn answers(link: &Link, entry: &Entry) -> Result<Answers, &'static str> {
         Some((prompt.id.clone(), values))
     });
     Ok(Answers { answers: given.collect() })
-}
-
-/// By this the Gateway's record tells whether it has our outcome.
-fn resolution_id(entry: &Entry) -> String {
-    let id = match entry.decision().map(|d| &d.by) {
-        Some(DecidedBy::Reply { id, .. }) => id.clone(),
-        Some(DecidedBy::Rule { name }) => format!("{name}-{}", entry.key.question),
-        // Only calls are answered from the record.
-        Some(DecidedBy::Record { .. }) | None => entry.key.question.clone(),
-    };
-    if id.len() <= MAX_RESOLUTION_ID { id } else { hex::encode(Sha256::digest(&id)) }
-}
-
-fn resolved_by(entry: &Entry, id: &str) -> String {
-    match entry.decision().map(|d| &d.by) {
-        Some(DecidedBy::Reply { responder, surface, .. }) => {
-            format!("askbus:{}:{}:{id}", surface.name(), responder.user)
-        }
-        _ => format!("askbus:{id}"),
-    }
 }
 
 /// True once the Gateway can prove nothing about a question any more.
@@ -264,15 +201,10 @@ pub(super) fn tool_result_seen(
         for key in keys {
             let decided = tokio::time::timeout(RESULT_GRACE, adapter.wait_decided(&key)).await;
             let Ok(decided) = decided else { continue };
-            let shown = match adapter.open_secret(&decided.value) {
-                // The plugin's result holds a handle instead.
-                Ok(Some(secret)) => decided.value.road == Road::Mcp && text.contains(secret.as_str()),
-                Ok(None) => tool_result(&decided.value)
-                    .is_some_and(|told| shows(&text, &told.text, decided.value.road)),
-                Err(_) => false,
-            };
-            if shown {
-                close(&adapter, &key, Returned::Delivered { proof: "tool_result".into() }).await;
+            let Ok(secret) = adapter.open_secret(&decided.value) else { continue };
+            let secret = secret.as_ref().map(|secret| secret.as_str());
+            if let Some(proof) = seen_in_result(&decided.value, secret, &text) {
+                close(&adapter, &key, proof).await;
             }
         }
     });
@@ -284,13 +216,5 @@ pub(super) async fn close(adapter: &Adapter, key: &QuestionKey, returned: Return
     while let Err(error) = adapter.close(key, &returned).await {
         tracing::warn!(%error, "a return was not written; trying again");
         pause.wait().await;
-    }
-}
-
-/// Whether a result is what its call was told. MCP results come wrapped in words of the Gateway.
-fn shows(result: &str, told: &str, road: Road) -> bool {
-    match road {
-        Road::Mcp => !told.is_empty() && result.contains(told),
-        _ => result == told,
     }
 }
