@@ -420,6 +420,22 @@ async fn it_expires_at_its_deadline() {
 }
 
 #[tokio::test]
+async fn far_more_questions_than_are_decided_at_a_time_expire_once_each() {
+    let mut setup = Setup::new().await;
+    setup.start_router().await;
+    let due = Timestamp::now().plus(Duration::from_secs(5));
+    let mut asked = Vec::new();
+    for n in 0..400 {
+        let native = |entry: &mut Entry| (entry.road, entry.deadline) = (Road::Native, due);
+        asked.push(setup.ask(&format!("c{n}"), native).await);
+    }
+    for entry in asked {
+        assert_eq!(outcome(&setup.decided(&entry.key).await), &Outcome::Expired);
+        assert_eq!(setup.writes(&entry.key).await, 2);
+    }
+}
+
+#[tokio::test]
 async fn what_fell_due_while_no_router_ran_expires_at_the_next_start() {
     let mut setup = Setup::new().await;
     setup.bind().await;
