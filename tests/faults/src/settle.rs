@@ -74,6 +74,7 @@ async fn read(world: &SharedWorld, people: &[Arc<Person>]) -> Result<History> {
         let saw = GatewaySaw::now(world);
         history.sessions.push(person.history(&saw).await?);
     }
+    history.disturbed = true;
     history.outage_ms = world.outage().as_millis() as u64;
     history.read_ms = Timestamp::now().0;
     Ok(history)
