@@ -105,8 +105,16 @@ impl Router {
         key: &QuestionKey,
         rule: impl Fn(&ask_core::entry::Entry) -> Option<ask_core::entry::Entry>,
     ) -> Result<bool, BusError> {
+        let mut known = self.pending.get(key);
         for _ in 0..crate::ATTEMPTS {
-            let Some(stored) = self.bus.question(key).await? else { return Ok(false) };
+            // What the watch gave is good enough for the first try: a failed one decides nothing.
+            let stored = match known.take() {
+                Some(stored) => stored,
+                None => match self.bus.question(key).await? {
+                    Some(stored) => stored,
+                    None => return Ok(false),
+                },
+            };
             let Some(next) = rule(&stored.value) else {
                 self.pending.apply(stored, &self.alarms_of(), &self.present);
                 return Ok(false);

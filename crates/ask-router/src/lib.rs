@@ -22,7 +22,7 @@ use ask_bus::{Bus, BusError, Change, RouterRequest};
 use ask_core::take::Trust;
 use ask_core::time::Timestamp;
 use service_kit::Health;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +35,9 @@ use crate::presence::PresentStreams;
 /// How often a compare-and-set is tried again before its requester is asked to. Each failure means
 /// that another write of the same key went through.
 const ATTEMPTS: usize = 64;
+/// How many alarms are dealt with at the same time. Where very many are due at once, what goes beyond
+/// this would only time out, and while it waits another replica may decide it.
+const ALARMS_AT_ONCE: usize = 128;
 
 /// What the tasks of one router share.
 pub(crate) struct Router {
@@ -72,6 +75,8 @@ pub async fn run(
     let mut presence = bus.watch_presence();
     let mut questions = bus.watch_questions(None);
     let mut requests = bus.serve_router(SERVICE.version).await?;
+    let turns = Arc::new(Semaphore::new(ALARMS_AT_ONCE));
+    let mut loaded = false;
     let mut work = JoinSet::new();
     let mut lapse = tokio::time::interval(Duration::from_secs(1));
     loop {
@@ -97,6 +102,7 @@ pub async fn run(
             }
             Some(change) = questions.next() => match change {
                 Change::Loaded => {
+                    loaded = true;
                     health.ready("questions");
                     for session in router.pending.sessions() {
                         show_all(&router, &session, &mut work);
@@ -104,18 +110,26 @@ pub async fn run(
                 }
                 change => if let Some(stored) = change.into_stored() {
                     let key = stored.value.key.clone();
-                    if router.pending.remember_lost(&stored.value, Timestamp::now()) {
+                    // What is loaded is shown when all of it is known.
+                    if router.pending.remember_lost(&stored.value, Timestamp::now()) && loaded {
                         show_all(&router, &key.session_key(), &mut work);
                     }
-                    if router.pending.apply(stored, &router.alarms_of(), &router.present) {
+                    let is_new = router.pending.apply(stored, &router.alarms_of(), &router.present);
+                    if is_new && loaded {
                         let router = router.clone();
                         work.spawn(async move { router.show(&key).await });
                     }
                 }
             },
-            Some(alarm) = due.next() => {
+            Some((alarm, turn)) = async {
+                let turn = turns.clone().acquire_owned().await.ok()?;
+                Some((due.next().await?, turn))
+            } => {
                 let router = router.clone();
-                work.spawn(async move { router.on_alarm(alarm).await });
+                work.spawn(async move {
+                    router.on_alarm(alarm).await;
+                    drop(turn);
+                });
             }
             request = requests.next() => match request {
                 Some(request) => {

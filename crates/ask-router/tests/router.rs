@@ -154,6 +154,10 @@ fn entry(call: &str) -> Entry {
     Entry::ask(key, Road::Plugin, "request_user_input", call, question, now, deadline, None).unwrap()
 }
 
+fn unlimited(config: &mut RouterConfig) {
+    config.limits = Limits { per_run: 1_000, per_session: 1_000, per_user: 1_000 };
+}
+
 fn session() -> SessionKey {
     SessionKey::new("g", "s")
 }
@@ -437,6 +441,22 @@ async fn it_expires_at_its_deadline() {
     assert_eq!((outcome, by.as_str()), (Outcome::Expired, "deadline"));
     assert_eq!(at, decided.decision().unwrap().at);
     assert_eq!(setup.entry(&asked.key).await.late_count, 1);
+}
+
+#[tokio::test]
+async fn far_more_questions_than_are_decided_at_a_time_expire_once_each() {
+    let mut setup = Setup::with(unlimited).await;
+    setup.start_router_with(unlimited).await;
+    let due = Timestamp::now().plus(Duration::from_secs(5));
+    let mut asked = Vec::new();
+    for n in 0..400 {
+        let native = |entry: &mut Entry| (entry.road, entry.deadline) = (Road::Native, due);
+        asked.push(setup.ask(&format!("c{n}"), native).await);
+    }
+    for entry in asked {
+        assert_eq!(outcome(&setup.decided(&entry.key).await), &Outcome::Expired);
+        assert_eq!(setup.writes(&entry.key).await, 2);
+    }
 }
 
 #[tokio::test]
@@ -836,9 +856,6 @@ async fn messages_of_one_session_that_come_at_once_are_each_routed_once_and_numb
 
 #[tokio::test]
 async fn a_reply_right_after_the_question_is_never_lost_and_each_question_has_one_winner() {
-    let unlimited = |config: &mut RouterConfig| {
-        config.limits = Limits { per_run: 1_000, per_session: 1_000, per_user: 1_000 };
-    };
     let mut setup = Setup::with(unlimited).await;
     setup.start_router_with(unlimited).await;
     setup.bind().await;

@@ -171,9 +171,13 @@ impl<'a> Check<'a> {
             }
             Some(Returned::Overruled { outcome, .. }) => self.agent_has(life, outcome, "overruled"),
             Some(Returned::Unconfirmed { why }) => {
-                if why.is_empty() || !self.interrupted() {
+                if why.is_empty() || !(self.interrupted() || self.history.disturbed) {
                     let what = format!("\"{text}\" is unconfirmed ({why}) though nothing was interrupted");
                     self.found(Kind::Lost, false, what);
+                }
+                // Nothing proves that the call has it; where it has something, it is this.
+                if !self.interrupted() {
+                    self.agent_has(life, &decision.outcome, &format!("unconfirmed ({why})"));
                 }
             }
         }

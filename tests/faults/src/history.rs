@@ -10,6 +10,8 @@ use serde_json::Value;
 pub struct History {
     /// The sessions.
     pub sessions: Vec<SessionHistory>,
+    /// Something was killed, broken or late.
+    pub disturbed: bool,
     /// For how long something was away on purpose, in milliseconds.
     pub outage_ms: u64,
     /// When this was read, in milliseconds since 1970.

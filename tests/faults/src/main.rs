@@ -136,7 +136,10 @@ async fn run(cli: Cli) -> Result<bool> {
         }
     };
     let due = match cli.deadlines {
-        Some(count) => Some(faults::deadlines::run(options("deadlines"), count).await?),
+        Some(count) => match faults::deadlines::run(options("deadlines"), count).await {
+            Ok(due) => Some(due),
+            Err(error) => return Err(error.context(format!("see {}", folder.keep().display()))),
+        },
         None => None,
     };
     let good = sum.findings.is_empty() && due.as_ref().is_none_or(Deadlines::is_good);

@@ -73,7 +73,7 @@ impl Plan {
         let mut rng = StdRng::seed_from_u64(seed);
         let sessions = (0..rng.random_range(2..=4)).map(|_| session(&mut rng)).collect();
         let mut breaks: Vec<(u64, Break)> =
-            (0..rng.random_range(1..=3)).map(|_| (rng.random_range(0..2500), a_break(&mut rng))).collect();
+            (0..rng.random_range(1..=4)).map(|_| (rng.random_range(0..2000), a_break(&mut rng))).collect();
         breaks.sort_by_key(|(at, _)| *at);
         // The server and the Gateway go down once at the most.
         let mut seen = Vec::new();
@@ -107,7 +107,7 @@ impl std::fmt::Display for Break {
 
 /// How long people take, mostly.
 fn soon(rng: &mut StdRng) -> u64 {
-    *[0, 5, 50, 300, 1200].choose(rng).unwrap_or(&0) + rng.random_range(0..30)
+    *[0, 20, 100, 400, 900, 1500, 2200].choose(rng).unwrap_or(&0) + rng.random_range(0..30)
 }
 
 fn session(rng: &mut StdRng) -> SessionPlan {
@@ -128,7 +128,7 @@ fn session(rng: &mut StdRng) -> SessionPlan {
         5 => plan("two replies", &[(at, Choose(0)), (near, Choose(2))]),
         6 => plan(
             "three replies",
-            &[(at, Choose(0)), (near, Twice), (near + 3, Decline), (at + 900, Choose(1))],
+            &[(at, Choose(0)), (near, Twice), (near + 3, Decline), (at + 600, Choose(1))],
         ),
         7 => plan("stranger", &[(at, Stranger), (near, Choose(1))]),
         8 => plan("typed", &[(at.max(100), Type)]),

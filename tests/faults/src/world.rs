@@ -167,7 +167,11 @@ impl World {
                     format!("[nats]\nurl = \"nats://{}\"\nname = \"{name}\"\n\n", proxy.address);
                 let quiet = "[telemetry]\nlog_filter = \"info,opentelemetry=off\"\n\n";
                 let own = match service {
-                    Service::Router => format!("[router.health]\nlisten = \"127.0.0.1:{health}\"\n"),
+                    // The deadlines are of far more questions than a person could be asked.
+                    Service::Router => format!(
+                        "[router.health]\nlisten = \"127.0.0.1:{health}\"\n\
+                         [router.limits]\nper_run = 1000000\nper_session = 1000000\nper_user = 1000000\n"
+                    ),
                     Service::Adapter => {
                         let listen =
                             SocketAddr::from(([127, 0, 0, 1], next_http.next().context("a port for each")?));

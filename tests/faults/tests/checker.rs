@@ -118,7 +118,7 @@ fn found(session: SessionHistory) -> Vec<(Kind, String)> {
 }
 
 fn found_at(session: SessionHistory, read_ms: u64) -> Vec<(Kind, String)> {
-    let history = History { sessions: vec![session], outage_ms: 0, read_ms };
+    let history = History { sessions: vec![session], disturbed: false, outage_ms: 0, read_ms };
     check(&history).into_iter().map(|finding| (finding.kind, finding.what)).collect()
 }
 
@@ -149,7 +149,8 @@ fn a_question_that_is_pending_long_past_its_deadline_is_lost_for_good() {
     let mut session = good();
     session.lives = vec![life(&[asked()])];
     session.replies.clear();
-    let history = History { sessions: vec![session], outage_ms: 0, read_ms: DEADLINE.0 + 30_000 };
+    let history =
+        History { sessions: vec![session], disturbed: false, outage_ms: 0, read_ms: DEADLINE.0 + 30_000 };
     let finding = check(&history).into_iter().find(|finding| finding.what.contains("is pending")).unwrap();
     assert_eq!((finding.kind, finding.heals), (Kind::Lost, false));
 }
@@ -279,6 +280,8 @@ fn unconfirmed_needs_something_that_was_interrupted() {
     assert_eq!((kind, what.contains("nothing was interrupted")), (Kind::Lost, true), "{what}");
     let mut session = good();
     change(&mut session);
+    let history = History { sessions: vec![session.clone()], disturbed: true, outage_ms: 0, read_ms: READ };
+    assert_eq!(check(&history), []);
     session.aborted = true;
     assert_eq!(found(session), []);
 }
