@@ -598,7 +598,7 @@ fn the_rules_of_native_questions_hold() {
 }
 
 fn broken(weak: Weak, property: &str) {
-    search(&Native::new(2, Some(weak))).is_broken(property);
+    search(&Native::new(2, Some(weak))).must_be_broken(property);
 }
 
 #[test]

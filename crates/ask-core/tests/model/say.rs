@@ -1120,7 +1120,7 @@ fn stop_ends_what_waits_and_what_was_said_before_it() {
 /// send after it, and die before it looks again.
 #[test]
 fn s10_an_adapter_that_sends_after_stop_and_dies_is_the_window_that_stays_open() {
-    search(&Say { routers: 1, ..plugin(&["hello", "/stop"]) }).is_broken("stuck");
+    search(&Say { routers: 1, ..plugin(&["hello", "/stop"]) }).must_be_broken("stuck");
 }
 
 #[test]
@@ -1131,7 +1131,7 @@ fn a_cancelled_call_is_stop_unless_another_message_comes_within_the_grace() {
 }
 
 fn broken(weak: Weak, say: Say, property: &str) {
-    search(&Say { weak: Some(weak), ..say }).is_broken(property);
+    search(&Say { weak: Some(weak), ..say }).must_be_broken(property);
 }
 
 #[test]
@@ -1191,7 +1191,7 @@ fn s7_a_native_question_that_is_over_when_decided_is_found() {
 #[test]
 fn s8_the_window_inside_the_gateway_stays_open() {
     let say = Say { ignored: &[], crashes: 0, ..native(&["red"]) };
-    search(&say).is_broken("sent while a native question was open");
+    search(&say).must_be_broken("sent while a native question was open");
 }
 
 #[test]
@@ -1219,7 +1219,7 @@ fn s9_s10_messages_that_are_held_do_no_harm_when_stop_has_its_own_road() {
 fn s2_a_stop_that_dies_halfway_before_another_message_is_the_window_that_stays_open() {
     let weak = Some(Weak::Held(StopBy::ItsOwnRoad));
     let say = Say { weak, routers: 1, adapters: 1, ..native(&["hello", "/stop"]) };
-    search(&say).is_broken("stuck");
+    search(&say).must_be_broken("stuck");
 }
 
 #[test]
