@@ -131,7 +131,7 @@ fn session(rng: &mut StdRng) -> SessionPlan {
             &[(at, Choose(0)), (near, Twice), (near + 3, Decline), (at + 600, Choose(1))],
         ),
         7 => plan("stranger", &[(at, Stranger), (near, Choose(1))]),
-        8 => plan("typed", &[(at.max(100), Type)]),
+        8 if road != Road::Secret => plan("typed", &[(at.max(100), Type)]),
         9 if road != Road::Secret => {
             plan("typed and clicked", &[(at.max(100), Type), (at.max(100) + 5, Choose(1))])
         }
