@@ -213,8 +213,15 @@ mod tests {
     use super::*;
 
     /// Calls of async-nats that reach the server and change something there or wake somebody.
-    const SENDS: &[&str] =
-        &[".publish", "double_ack(", "ack_with(", ".ack()", ".respond(", ".request_with_headers("];
+    const SENDS: &[&str] = &[
+        ".publish(",
+        ".publish_with",
+        "double_ack(",
+        "ack_with(",
+        ".ack()",
+        ".respond(",
+        ".request_with_headers(",
+    ];
     /// What has no effect that a crash could leave half done: an echo, a ping, and requests, whose
     /// effect is at their receiver.
     const NONE: &[&str] =
