@@ -286,7 +286,12 @@ export class Gateway {
     for (const entry of await readdir(this.folder, { recursive: true, withFileTypes: true })) {
       if (!entry.isFile()) continue;
       const file = path.join(entry.parentPath, entry.name);
-      if ((await readFile(file)).includes(text)) found.push(file);
+      // A running Gateway removes files of its own meanwhile.
+      const content = await readFile(file).catch((error) => {
+        if (error.code !== "ENOENT") throw error;
+        return "";
+      });
+      if (content.includes(text)) found.push(file);
     }
     return found;
   }
