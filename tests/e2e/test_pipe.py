@@ -13,6 +13,7 @@ from scripted_emitter import ScriptedEmitter, prompt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy" / "local"))
 from stack import MODEL_ID, PIPE_ID, Stack  # noqa: E402
+from witnesses import read  # noqa: E402
 
 NEW_CHAT = f"/?models={MODEL_ID}"
 TARGET = "Pick a deploy target"
@@ -50,7 +51,7 @@ class WebOnly(Stack):
     def files_with(self, value):
         """Files of the data and log folders that hold `value`."""
         needle = value.encode()
-        return [str(path) for path in self.folder.rglob("*") if path.is_file() and needle in path.read_bytes()]
+        return [str(path) for path in self.folder.rglob("*") if path.is_file() and needle in read(path)]
 
 
 @pytest.fixture(scope="module")
