@@ -18,7 +18,7 @@ use owui_emitter::{EmitterConfig, HttpConfig};
 use serde_json::{Value, json};
 use service_kit::config::{LogFormat, TelemetryConfig};
 use service_kit::{Health, Redacted, telemetry};
-use testkit::front::FrontEnd;
+use testkit::front::{Ask, FrontEnd, Turn};
 use testkit::nats::NatsServer;
 use testkit::otlp::OtlpSink;
 use testkit::{WITHIN, until};
@@ -103,6 +103,16 @@ impl Setup {
         let mut adapter = self.bus.serve_adapter(GATEWAY).await.unwrap();
         let Some(AdapterRequest::Abort(request)) = adapter.next().await else { panic!("no abort") };
         request.answer(&AbortResponse { aborted: true, error: None }).await;
+    }
+
+    /// A turn whose agent asks for a city, with the card on screen.
+    async fn asking(&self) -> (Turn, Ask, Entry, SessionKey, String) {
+        let mut turn = self.front().say("plan a trip");
+        let (ask, (entry, session, run)) = tokio::join!(turn.asked(), async {
+            let (session, run) = self.begin().await;
+            (self.ask(&session, &run, "c1", cities).await, session, run)
+        });
+        (turn, ask.unwrap(), entry, session, run)
     }
 
     /// The next message that goes to the gateway.
@@ -230,12 +240,7 @@ async fn a_turn_streams_text_and_tools_and_ends_with_what_was_not_streamed() {
 #[tokio::test]
 async fn a_question_is_asked_answered_and_the_run_goes_on() {
     let setup = Setup::new().await;
-    let mut turn = setup.front().say("plan a trip");
-    let (ask, (entry, session, run)) = tokio::join!(turn.asked(), async {
-        let (session, run) = setup.begin().await;
-        (setup.ask(&session, &run, "c1", cities).await, session, run)
-    });
-    let ask = ask.unwrap();
+    let (mut turn, ask, entry, session, run) = setup.asking().await;
     assert_eq!((ask.surface.as_str(), ask.can_park), ("card", true));
     assert_eq!(ask.prompts[0].options[1].label, "Oslo");
     let answer = turn.reply(&ask, json!({"index": 1})).await.unwrap();
@@ -312,12 +317,7 @@ async fn a_stream_that_breaks_continues_without_loss_or_repetition() {
 #[tokio::test]
 async fn a_question_on_screen_survives_a_restart_of_the_emitter() {
     let mut setup = Setup::new().await;
-    let mut turn = setup.front().say("plan a trip");
-    let (ask, (entry, session, run)) = tokio::join!(turn.asked(), async {
-        let (session, run) = setup.begin().await;
-        (setup.ask(&session, &run, "c1", cities).await, session, run)
-    });
-    let ask = ask.unwrap();
+    let (mut turn, ask, entry, session, run) = setup.asking().await;
     setup.restart_emitter().await;
     let answer = turn.reply(&ask, json!({"index": 2})).await.unwrap();
     assert_eq!(answer.result(), "saved");
@@ -370,12 +370,7 @@ async fn an_outcome_from_elsewhere_takes_the_question_off_the_screen_and_a_late_
 #[tokio::test]
 async fn an_answer_that_the_gateway_overruled_is_told_in_the_chat() {
     let setup = Setup::new().await;
-    let mut turn = setup.front().say("plan a trip");
-    let (ask, (entry, session, run)) = tokio::join!(turn.asked(), async {
-        let (session, run) = setup.begin().await;
-        (setup.ask(&session, &run, "c1", cities).await, session, run)
-    });
-    let ask = ask.unwrap();
+    let (mut turn, ask, entry, session, run) = setup.asking().await;
     turn.reply(&ask, json!({"index": 0})).await.unwrap();
     let stored = setup.bus.question(&entry.key).await.unwrap().unwrap();
     let theirs = Returned::Overruled { by: None, outcome: answered(1) };
@@ -392,12 +387,7 @@ async fn an_answer_that_the_gateway_overruled_is_told_in_the_chat() {
 #[tokio::test]
 async fn a_run_that_ends_before_it_is_known_who_answered_waits_for_that() {
     let setup = Setup::new().await;
-    let mut turn = setup.front().say("plan a trip");
-    let (ask, (entry, session, run)) = tokio::join!(turn.asked(), async {
-        let (session, run) = setup.begin().await;
-        (setup.ask(&session, &run, "c1", cities).await, session, run)
-    });
-    let ask = ask.unwrap();
+    let (mut turn, ask, entry, session, run) = setup.asking().await;
     turn.reply(&ask, json!({"index": 0})).await.unwrap();
     setup.put_out(&session, &run, 1, done("off to Oslo")).await;
     turn.until(|l| l["type"] == "text").await.unwrap();
