@@ -199,7 +199,7 @@ impl Found {
     }
 
     /// A rule that is weakened breaks this property.
-    pub fn must_be_broken(self, property: &str) {
+    pub fn breaks(self, property: &str) {
         println!("{self}");
         let broken = self.broken.as_ref().map_or("nothing", |b| b.what.as_str());
         assert!(
@@ -263,10 +263,10 @@ mod tests {
     #[test]
     fn what_can_not_end_well_is_found_with_its_shortest_trace() {
         search(&Count { hole: false, wrong_at: 7 }).holds("counting", &["three"]);
-        search(&Count { hole: true, wrong_at: 7 }).must_be_broken("stuck");
+        search(&Count { hole: true, wrong_at: 7 }).breaks("stuck");
         let found = search(&Count { hole: false, wrong_at: 2 });
         let trace = found.broken.as_ref().unwrap().trace.clone();
         assert_eq!(trace, ["counts on from 0", "counts on from 1"]);
-        found.must_be_broken("it is 2");
+        found.breaks("it is 2");
     }
 }

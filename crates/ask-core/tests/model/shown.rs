@@ -200,7 +200,7 @@ fn the_rules_of_what_was_shown_hold() {
 }
 
 fn broken(weak: Weak, property: &str) {
-    search(&Shown { crashes: 2, weak: Some(weak) }).must_be_broken(property);
+    search(&Shown { crashes: 2, weak: Some(weak) }).breaks(property);
 }
 
 const NEVER_SHOWN: &str = "told that it was never shown";
