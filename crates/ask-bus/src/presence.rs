@@ -43,6 +43,15 @@ impl Bus {
         cleared.await.map(drop).map_err(|e| failed(e.to_string()))
     }
 
+    /// The revision of the last change of who is there, as the server has it now.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub async fn last_presence(&self) -> Result<u64, BusError> {
+        let stream = self.stream(&names::bucket_stream(PRESENCE)).await?;
+        Ok(stream.cached_info().state.last_sequence)
+    }
+
     /// Follows who is there, keyed `<gateway>.<session>.<stream>`.
     pub fn watch_presence(&self) -> Watch<Presence> {
         self.watch(PRESENCE, ">")

@@ -29,9 +29,25 @@ pub enum Change<T> {
     Deleted {
         /// The key.
         key: String,
+        /// The revision that says so.
+        revision: u64,
     },
     /// All keys have been sent once: after the start, and again after each reconnect.
-    Loaded,
+    Loaded {
+        /// Everything up to this revision is known.
+        revision: u64,
+    },
+}
+
+impl<T> Change<T> {
+    /// The revision up to which the reader knows the bucket with this change.
+    pub fn revision(&self) -> u64 {
+        match self {
+            Self::Put { revision, .. } | Self::Deleted { revision, .. } | Self::Loaded { revision } => {
+                *revision
+            }
+        }
+    }
 }
 
 /// The changes of a bucket. Ends only when it is dropped.
@@ -109,9 +125,11 @@ impl Bus {
         let broken = |e: String| BusError::unavailable(format!("can't follow the bucket {bucket}"), e);
         let consumer = stream.create_consumer(config).await.map_err(|e| broken(e.to_string()))?;
         let _passing = Passing::new(&stream, &consumer.cached_info().name);
+        // It was read before the consumer was made, so that all of it is loaded.
+        let loaded = || Change::Loaded { revision: stream.cached_info().state.last_sequence };
         let mut to_load = consumer.cached_info().num_pending;
         let mut messages = consumer.messages().await.map_err(|e| broken(e.to_string()))?;
-        if to_load == 0 && send.send(Change::Loaded).await.is_err() {
+        if to_load == 0 && send.send(loaded()).await.is_err() {
             return Ok(());
         }
         let prefix = names::bucket_subject(bucket, "");
@@ -131,7 +149,7 @@ impl Bus {
                 .as_ref()
                 .is_some_and(|h| h.get("KV-Operation").is_some() || h.get("Nats-Marker-Reason").is_some());
             let change = if deleted {
-                Some(Change::Deleted { key })
+                Some(Change::Deleted { key, revision })
             } else {
                 match decode(&message.subject, &message.payload) {
                     Ok(value) => Some(Change::Put { key, value: Box::new(value), revision }),
@@ -148,7 +166,7 @@ impl Bus {
             }
             if to_load > 0 {
                 to_load -= 1;
-                if to_load == 0 && send.send(Change::Loaded).await.is_err() {
+                if to_load == 0 && send.send(loaded()).await.is_err() {
                     return Ok(());
                 }
             }
@@ -169,7 +187,7 @@ impl Bus {
             match change {
                 Change::Put { key, value, revision } => values.push((key, *value, revision)),
                 Change::Deleted { .. } => {}
-                Change::Loaded => return Ok(values),
+                Change::Loaded { .. } => return Ok(values),
             }
         }
         let broke = || {

@@ -110,7 +110,7 @@ async fn n7_a_watch_loads_everything_and_misses_nothing_over_a_restart_of_the_se
     bus.write_asked(&entry("q1", false)).await.unwrap();
     let mut watch = bus.watch_questions(Some("g"));
     assert_eq!(next_put(&mut watch).await.value.key, key("q1"));
-    assert!(matches!(watch.next().await, Some(Change::Loaded)));
+    assert!(matches!(watch.next().await, Some(Change::Loaded { .. })));
     bus.write_asked(&entry("q2", false)).await.unwrap();
     assert_eq!(next_put(&mut watch).await.value.key, key("q2"));
     server.restart().await.unwrap();
@@ -122,7 +122,7 @@ async fn n7_a_watch_loads_everything_and_misses_nothing_over_a_restart_of_the_se
 async fn an_empty_bucket_counts_as_loaded() {
     let (_server, bus) = provisioned().await;
     let mut watch = bus.watch_sessions();
-    assert!(matches!(watch.next().await, Some(Change::Loaded)));
+    assert!(matches!(watch.next().await, Some(Change::Loaded { .. })));
 }
 
 #[tokio::test]

@@ -62,18 +62,29 @@ pub fn acknowledged(named: &Entry) -> Option<Returned> {
 pub fn seen_in_result(entry: &Entry, secret: Option<&str>, result: &str) -> Option<Returned> {
     let shown = match secret {
         // The plugin's result holds a handle instead.
-        Some(secret) => entry.road == Road::Mcp && result.contains(secret),
+        Some(secret) => entry.road == Road::Mcp && has_as_lines(result, secret),
         None => shows(result, &tool_result(entry)?.text, entry.road),
     };
     shown.then(|| Returned::Delivered { proof: "tool_result".into() })
 }
 
-/// Whether a result is what its call was told. MCP results come wrapped in words of the Gateway.
+/// Whether a result is what its call was told. MCP results come wrapped in lines of the Gateway.
 fn shows(result: &str, told: &str, road: Road) -> bool {
     match road {
-        Road::Mcp => !told.is_empty() && result.contains(told),
+        Road::Mcp => has_as_lines(result, told),
         _ => result == told,
     }
+}
+
+/// Whether `text` makes up whole lines of `result`: a short answer may be in any error message.
+fn has_as_lines(result: &str, text: &str) -> bool {
+    let text = text.trim();
+    !text.is_empty()
+        && result.match_indices(text).any(|(at, _)| {
+            let (before, after) = (&result[..at], &result[at + text.len()..]);
+            (before.is_empty() || before.ends_with('\n'))
+                && (after.is_empty() || after.starts_with(['\r', '\n']))
+        })
 }
 
 /// What is left to do about this entry when its call is known to be gone (rule P3).
@@ -138,9 +149,11 @@ mod tests {
         let table = [
             (Road::Plugin, false, None, "here", true),
             (Road::Plugin, false, None, "here and more", false),
-            (Road::Mcp, false, None, "[answer] here", true),
+            (Road::Mcp, false, None, "here", true),
+            (Road::Mcp, false, None, "<<<begin>>>\n---\nhere\n<<<end>>>", true),
+            (Road::Mcp, false, None, "<<<begin>>>\n---\nthere is no answer here\n<<<end>>>", false),
             (Road::Mcp, false, None, "else", false),
-            (Road::Mcp, true, Some("hunter2"), "[answer] hunter2", true),
+            (Road::Mcp, true, Some("hunter2"), "---\r\nhunter2\r\n<<<end>>>", true),
             (Road::Plugin, true, Some("hunter2"), "hunter2", false),
         ];
         for (road, secret, value, result, proves) in table {

@@ -80,7 +80,7 @@ pub fn resolution_id(entry: &Entry) -> String {
     }
 }
 
-/// Who resolves, as it stands in the Gateway's record; ends with the resolution id.
+/// Who resolves, as it stands in the Gateway's record; by this an adapter knows its own decision again.
 pub fn resolved_by(entry: &Entry) -> String {
     let id = resolution_id(entry);
     match entry.decision().map(|d| &d.by) {
@@ -103,8 +103,7 @@ pub fn returned(entry: &Entry, says: GatewaySays, new_boot: bool) -> Option<Retu
 }
 
 fn settled(entry: &Entry, decision: &Decision, by: Option<String>, theirs: Outcome) -> Returned {
-    let id = resolution_id(entry);
-    if by.as_deref().is_some_and(|by| by.ends_with(&id)) {
+    if by.as_deref() == Some(resolved_by(entry).as_str()) {
         Returned::Delivered { proof: "resolution_id".into() }
     } else if decision.outcome.is_no_answer() && theirs.is_no_answer() {
         Returned::Delivered { proof: "the gateway has no answer either".into() }
@@ -175,6 +174,8 @@ mod tests {
             (&ours, GatewaySays::Resolved, false, delivered("resolved")),
             (&ours, settled("askbus:card:alice:r1", theirs()), false, delivered("resolution_id")),
             (&ours, settled("tui", theirs()), false, overruled(Some("tui"), theirs())),
+            // Another's id may end like ours.
+            (&ours, settled("tui-r1", theirs()), false, overruled(Some("tui-r1"), theirs())),
             (&ours, settled("tui", Outcome::Expired), false, overruled(Some("tui"), Outcome::Expired)),
             (
                 &no_answer,

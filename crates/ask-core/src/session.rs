@@ -33,6 +33,9 @@ pub struct Session {
     /// Messages up to this number were stopped: what was not sent yet is not sent (rule S10).
     #[serde(default)]
     pub stopped_through: u64,
+    /// Messages up to this number were stopped to the end: questions cancelled and runs aborted.
+    #[serde(default)]
+    pub stop_done: u64,
     /// The last [`MAX_MESSAGES`] messages, oldest first.
     pub messages: VecDeque<RoutedMessage>,
 }
@@ -107,8 +110,11 @@ pub enum Effect {
         /// The question's key.
         question: String,
     },
-    /// Stop the session.
-    Stop,
+    /// Stop what was said up to this number.
+    Stop {
+        /// The number of the Stop itself.
+        through: u64,
+    },
     /// Nothing but to say again what was decided.
     Nothing,
 }
@@ -156,10 +162,8 @@ impl Session {
             MessageDecision::Answer { question } | MessageDecision::Late { question } => {
                 Effect::Reply { question: question.clone() }
             }
-            // What came after it is not meant: a Stop that has begun must not stop that. One that
-            // died before its first effect is still owed.
-            MessageDecision::Stop if number < self.count && self.is_stopped(number) => Effect::Nothing,
-            MessageDecision::Stop => Effect::Stop,
+            MessageDecision::Stop if number <= self.stop_done => Effect::Nothing,
+            MessageDecision::Stop => Effect::Stop { through: number },
             MessageDecision::Clarify { .. } => Effect::Nothing,
         }
     }
@@ -184,9 +188,25 @@ impl Session {
         }
     }
 
-    /// The session with everything stopped that was said so far.
-    pub fn stopped(&self) -> Self {
-        Self { stopped_through: self.count, ..self.clone() }
+    /// The Stop that died before its end and that this message came after. It is finished before
+    /// the message has any effect, so that it stops nothing that came later.
+    pub fn owed_stop(&self, id: &str) -> Option<u64> {
+        let number = self.number_of(id);
+        let forgotten = self.count - self.messages.len() as u64;
+        let typed =
+            self.messages.iter().zip(forgotten + 1..).filter(|(m, _)| m.decision == MessageDecision::Stop);
+        let stops = typed.map(|(_, number)| number).chain([self.stopped_through]);
+        stops.filter(|stop| (self.stop_done + 1..number).contains(stop)).max()
+    }
+
+    /// The session with everything held back that was said up to `through`; `None` when it is.
+    pub fn stopped(&self, through: u64) -> Option<Self> {
+        (through > self.stopped_through).then(|| Self { stopped_through: through, ..self.clone() })
+    }
+
+    /// The session with what was said up to `through` stopped to the end; `None` when it is.
+    pub fn stop_was_done(&self, through: u64) -> Option<Self> {
+        (through > self.stop_done).then(|| Self { stop_done: through, ..self.clone() })
     }
 
     /// The session with the decision of an answer rewritten to late; `None` when there is nothing
@@ -217,6 +237,7 @@ mod tests {
             bound_at: Timestamp(0),
             count: 0,
             stopped_through: 0,
+            stop_done: 0,
             messages: VecDeque::new(),
         }
     }
@@ -257,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn s2_the_same_effect_is_redone_and_an_old_stop_stops_nothing_new() {
+    fn s2_the_same_effect_is_redone_until_it_was_done() {
         let decided = |id, decision| RoutedMessage { decision, ..message(id) };
         let (run, question) = (String::from("ab-1"), String::from("g.s.r.q"));
         let said = decided(1, MessageDecision::Message { run: run.clone(), send: SendBy::ChatSend });
@@ -267,19 +288,43 @@ mod tests {
         let after = session().routed(said.clone()).routed(answer.clone()).routed(stop.clone());
         assert_eq!(after.effect(&said), Effect::Send { run, send: SendBy::ChatSend, number: 1 });
         assert_eq!(after.effect(&answer), Effect::Reply { question: question.clone() });
-        assert_eq!(after.effect(&stop), Effect::Stop);
+        assert_eq!(after.effect(&stop), Effect::Stop { through: 3 });
         let later = after.answer_was_late("m2").unwrap().routed(clarify.clone());
-        assert_eq!(later.effect(&stop), Effect::Stop);
-        let begun = after.stopped().routed(clarify.clone());
-        assert_eq!(begun.effect(&stop), Effect::Nothing);
+        assert_eq!(later.effect(&stop), Effect::Stop { through: 3 });
+        let done = later.stopped(3).unwrap().stop_was_done(3).unwrap();
+        assert_eq!(done.effect(&stop), Effect::Nothing);
         assert_eq!(later.effect(&clarify), Effect::Nothing);
         assert_eq!(later.effect(&later.messages[1]), Effect::Reply { question });
     }
 
     #[test]
+    fn s2_a_stop_that_died_is_owed_to_what_comes_after_it() {
+        let hello = RoutedMessage { decision: MessageDecision::Clarify { text: "?".into() }, ..message(1) };
+        let typed = session()
+            .routed(hello.clone())
+            .routed(message(2))
+            .routed(RoutedMessage { id: "m3".into(), ..hello });
+        let pressed = typed.stop_was_done(2).unwrap().stopped(3).unwrap().routed(message(4));
+        let table = [
+            (&typed, "m1", None),
+            (&typed, "m2", None),
+            (&typed, "m3", Some(2)),
+            (&typed.stopped(2).unwrap(), "m3", Some(2)),
+            (&typed.stop_was_done(2).unwrap(), "m3", None),
+            (&pressed, "m3", None),
+            (&pressed, "m4", Some(3)),
+            (&pressed.stop_was_done(3).unwrap(), "m4", None),
+        ];
+        for (case, (session, id, owed)) in table.into_iter().enumerate() {
+            assert_eq!(session.owed_stop(id), owed, "case {case}");
+        }
+    }
+
+    #[test]
     fn s10_stop_holds_back_what_was_said_before_it() {
-        let stopped = session().routed(message(1)).routed(message(2)).stopped().routed(message(3));
+        let stopped = session().routed(message(1)).routed(message(2)).stopped(2).unwrap().routed(message(3));
         assert_eq!([1, 2, 3].map(|number| stopped.is_stopped(number)), [true, true, false]);
+        assert_eq!(stopped.stopped(1), None);
     }
 
     #[test]

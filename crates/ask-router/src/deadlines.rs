@@ -83,8 +83,10 @@ impl Router {
         let Some(stored) = self.pending.get(key) else { return };
         let span = spans::question("expire", "deadline", &stored.value);
         async {
-            let nothing_offered = self.pending.nothing_offered(key);
-            let decided = self.decide(key, |entry| entry.fall_due(nothing_offered, Timestamp::now())).await;
+            // What arrives meanwhile may show that somebody was there.
+            let is_current = self.pending.nothing_offered(key) && self.present.is_current(&self.bus).await;
+            let nothing_offered = || is_current && self.pending.nothing_offered(key);
+            let decided = self.decide(key, |entry| entry.fall_due(nothing_offered(), Timestamp::now())).await;
             match decided {
                 Ok(true) => tracing::info!(question = %key.question, "expired"),
                 Ok(false) => {}

@@ -83,16 +83,17 @@ pub async fn run(
         tokio::select! {
             () = shutdown.cancelled() => break,
             Some(change) = presence.next() => {
-                if matches!(change, Change::Loaded) {
+                if matches!(change, Change::Loaded { .. }) {
                     router.pending.all_evidence_lost();
                 }
+                let revision = change.revision();
                 if let Some(session) = router.present.apply(change) {
-                    if router.present.somebody(&session) {
-                        // At once: a deadline that comes now must not claim that nobody was there.
-                        router.pending.evidence_lost(&session);
-                    }
+                    // At once: a deadline that comes now must not claim that nobody was there. Who has
+                    // gone may have been there without this router's having heard of it.
+                    router.pending.evidence_lost(&session);
                     show_all(&router, &session, &mut work);
                 }
+                router.present.has_reached(revision);
             }
             _ = lapse.tick() => {
                 for session in router.present.lapsed() {
@@ -101,7 +102,7 @@ pub async fn run(
                 watch_connection(&router, &health);
             }
             Some(change) = questions.next() => match change {
-                Change::Loaded => {
+                Change::Loaded { .. } => {
                     loaded = true;
                     health.ready("questions");
                     for session in router.pending.sessions() {

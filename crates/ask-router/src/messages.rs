@@ -137,7 +137,14 @@ impl Router {
     ) -> Result<SayResponse, BusError> {
         let mut decision = message.decision.clone();
         let mut note = None;
-        match session.value.effect(message) {
+        let effect = session.value.effect(message);
+        if !matches!(effect, Effect::Stop { .. } | Effect::Nothing)
+            && let Some(through) = session.value.owed_stop(&message.id)
+            && let StopResponse::Retry { why } = self.stop_session(&request.session, Some(through)).await?
+        {
+            return Ok(SayResponse::Retry { why });
+        }
+        match effect {
             Effect::Send { run, send, number } => {
                 let item = ChatItem {
                     schema: SCHEMA,
@@ -155,13 +162,16 @@ impl Router {
                 note = self.answer(request, &question).await?;
                 if note.is_some() && matches!(decision, MessageDecision::Answer { .. }) {
                     decision = MessageDecision::Late { question };
-                    self.rewrite_to_late(request).await?;
+                    let late = |session: &Session| session.answer_was_late(&request.message);
+                    self.change_session(&request.session, late).await?;
                 } else if note.is_none() && !request.attachments.is_empty() {
                     note = Some(ATTACHMENTS_STAY.into());
                 }
             }
-            Effect::Stop => {
-                if let StopResponse::Retry { why } = self.stop_session(&request.session).await? {
+            Effect::Stop { through } => {
+                if let StopResponse::Retry { why } =
+                    self.stop_session(&request.session, Some(through)).await?
+                {
                     return Ok(SayResponse::Retry { why });
                 }
             }
@@ -198,17 +208,22 @@ impl Router {
         })
     }
 
-    async fn rewrite_to_late(&self, request: &SayRequest) -> Result<(), BusError> {
+    /// Changes a session's entry; what `change` gives no value for stays as it is.
+    pub(crate) async fn change_session(
+        &self,
+        key: &SessionKey,
+        change: impl Fn(&Session) -> Option<Session>,
+    ) -> Result<(), BusError> {
         for _ in 0..crate::ATTEMPTS {
-            let Some(stored) = self.bus.session(&request.session).await? else { return Ok(()) };
-            let Some(next) = stored.value.answer_was_late(&request.message) else { return Ok(()) };
+            let Some(stored) = self.bus.session(key).await? else { return Ok(()) };
+            let Some(next) = change(&stored.value) else { return Ok(()) };
             match self.bus.write_session(&next, stored.revision).await {
                 Ok(_) => return Ok(()),
                 Err(BusError::Conflict { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
-        Err(BusError::Conflict { key: request.session.to_string() })
+        Err(BusError::Conflict { key: key.to_string() })
     }
 }
 
@@ -224,6 +239,7 @@ fn bind(request: &SayRequest) -> Session {
         bound_at: Timestamp::now(),
         count: 0,
         stopped_through: 0,
+        stop_done: 0,
         messages: Default::default(),
     }
 }

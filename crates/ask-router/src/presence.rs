@@ -5,20 +5,29 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ask_bus::{Change, PresenceChange};
+use ask_bus::{Bus, Change, PresenceChange};
 use ask_core::key::{SessionKey, decode_token};
 use ask_core::surface::{Audience, Surface};
 use ask_core::wire::Presence;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// Missing presence is no evidence for this long after a start or reconnect: emitters need a
 /// heartbeat to say that they are there.
 const SETTLE: Duration = Duration::from_secs(5);
+/// Very many deadlines at once share one look at how far presence has come.
+const CURRENT_FOR: Duration = Duration::from_millis(100);
+/// How long the presence that the server has may take to arrive here.
+const ARRIVES_WITHIN: Duration = Duration::from_secs(1);
 
 /// The streams that are open, by session.
 pub(crate) struct PresentStreams {
     lasts: Duration,
     inner: Mutex<Inner>,
+    /// Up to which revision of presence everything is taken.
+    reached: watch::Sender<u64>,
+    /// When it was last seen to be all that the server has.
+    was_current: tokio::sync::Mutex<Option<Instant>>,
 }
 
 struct Inner {
@@ -35,14 +44,44 @@ struct Seen {
 
 impl PresentStreams {
     pub(crate) fn new(lasts: Duration) -> Self {
-        Self { lasts, inner: Mutex::new(Inner { sessions: HashMap::new(), followed_since: None }) }
+        Self {
+            lasts,
+            inner: Mutex::new(Inner { sessions: HashMap::new(), followed_since: None }),
+            reached: watch::Sender::new(0),
+            was_current: tokio::sync::Mutex::new(None),
+        }
+    }
+
+    /// Everything up to `revision` is taken, with all that follows from it.
+    pub(crate) fn has_reached(&self, revision: u64) {
+        self.reached.send_if_modified(|reached| {
+            let is_new = revision > *reached;
+            *reached = revision.max(*reached);
+            is_new
+        });
+    }
+
+    /// Waits until all presence that the server has now is taken. False where that is not to be
+    /// had soon: then another router may know of somebody (rule F2).
+    pub(crate) async fn is_current(&self, bus: &Bus) -> bool {
+        let mut was_current = self.was_current.lock().await;
+        if was_current.is_some_and(|at| at.elapsed() < CURRENT_FOR) {
+            return true;
+        }
+        let now = Instant::now();
+        let Ok(last) = bus.last_presence().await else { return false };
+        let mut reached = self.reached.subscribe();
+        let arrives = tokio::time::timeout(ARRIVES_WITHIN, reached.wait_for(|reached| *reached >= last));
+        let is_current = matches!(arrives.await, Ok(Ok(_)));
+        *was_current = is_current.then_some(now);
+        is_current
     }
 
     /// Takes a change; returns the session whose questions are to be looked at.
     pub(crate) fn apply(&self, change: PresenceChange) -> Option<SessionKey> {
         let mut inner = self.lock();
         match change {
-            Change::Loaded => {
+            Change::Loaded { .. } => {
                 inner.followed_since = Some(Instant::now() + SETTLE);
                 None
             }
@@ -52,7 +91,7 @@ impl PresentStreams {
                 inner.sessions.entry(session.clone()).or_default().insert(stream, seen);
                 Some(session)
             }
-            Change::Deleted { key } => {
+            Change::Deleted { key, .. } => {
                 let (session, stream) = split(&key)?;
                 inner.remove(&session, &stream);
                 Some(session)
@@ -154,11 +193,11 @@ mod tests {
     async fn f2_missing_presence_is_no_evidence_after_a_start_or_reconnect() {
         let present = PresentStreams::new(Duration::from_secs(15));
         assert!(!present.followed_since(Duration::ZERO));
-        present.apply(Change::Loaded);
+        present.apply(Change::Loaded { revision: 0 });
         assert!(!present.followed_since(Duration::ZERO));
         tokio::time::advance(SETTLE).await;
         assert!(present.followed_since(Duration::ZERO));
-        present.apply(Change::Loaded);
+        present.apply(Change::Loaded { revision: 0 });
         assert!(!present.followed_since(Duration::ZERO));
     }
 
@@ -169,7 +208,7 @@ mod tests {
         present.apply(put("m1", true, 1));
         present.apply(put("m2", false, 2));
         assert!(matches!(present.audience(&session(), None), Audience::Present { looking: true, .. }));
-        present.apply(Change::Deleted { key: "g.s.m1".into() });
+        present.apply(Change::Deleted { key: "g.s.m1".into(), revision: 3 });
         assert!(matches!(present.audience(&session(), None), Audience::Present { looking: false, .. }));
     }
 }

@@ -18,7 +18,7 @@ impl Router {
             let request = &incoming.request;
             let response = match self.bus.session(&request.session).await {
                 Ok(Some(session)) if session.value.owner != request.user => Ok(StopResponse::WrongUser),
-                Ok(_) => self.stop_session(&request.session).await,
+                Ok(_) => self.stop_session(&request.session, None).await,
                 Err(error) => Err(error),
             };
             let response = response.unwrap_or_else(|error| StopResponse::Retry { why: error.to_string() });
@@ -28,9 +28,15 @@ impl Router {
         .await;
     }
 
-    /// Stops a session, as often as it is repeated.
-    pub(crate) async fn stop_session(&self, session: &SessionKey) -> Result<StopResponse, BusError> {
-        self.hold_back_unsent(session).await?;
+    /// Stops what was said up to message `through`, or so far, as often as it is repeated.
+    pub(crate) async fn stop_session(
+        &self,
+        session: &SessionKey,
+        through: Option<u64>,
+    ) -> Result<StopResponse, BusError> {
+        let said = self.bus.session(session).await?.map_or(0, |stored| stored.value.count);
+        let through = through.unwrap_or(said);
+        self.change_session(session, |session| session.stopped(through)).await?;
         let mut cancelled = 0;
         for stored in self.bus.questions_of(session).await? {
             let stopped = self
@@ -41,6 +47,7 @@ impl Router {
         let abort = AbortRequest { schema: SCHEMA, session: session.clone() };
         let why = match self.bus.abort(&abort).await {
             Ok(AbortResponse { aborted, error: None }) => {
+                self.change_session(session, |session| session.stop_was_done(through)).await?;
                 return Ok(StopResponse::Stopped { cancelled, aborted });
             }
             Ok(AbortResponse { error: Some(error), .. }) => error,
@@ -48,21 +55,5 @@ impl Router {
         };
         // The run may go on, so this is not "stopped" yet; everything so far can be repeated.
         Ok(StopResponse::Retry { why: format!("the run was not aborted: {why}") })
-    }
-
-    async fn hold_back_unsent(&self, session: &SessionKey) -> Result<(), BusError> {
-        for _ in 0..crate::ATTEMPTS {
-            let Some(stored) = self.bus.session(session).await? else { return Ok(()) };
-            let next = stored.value.stopped();
-            if next == stored.value {
-                return Ok(());
-            }
-            match self.bus.write_session(&next, stored.revision).await {
-                Ok(_) => return Ok(()),
-                Err(BusError::Conflict { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Err(BusError::Conflict { key: session.to_string() })
     }
 }

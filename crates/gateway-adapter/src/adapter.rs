@@ -115,7 +115,7 @@ impl Adapter {
             match change {
                 Change::Put { value, revision, .. } => self.learn(Stored { value: *value, revision }),
                 Change::Deleted { .. } => {}
-                Change::Loaded => {
+                Change::Loaded { .. } => {
                     self.loaded.send_replace(true);
                 }
             }

@@ -292,7 +292,7 @@ impl Emitter {
                     let of_message = value.messages.iter().any(|m| m.id == ids.message);
                     sessions.push((of_message, value.key));
                 }
-                Change::Loaded => break,
+                Change::Loaded { .. } => break,
                 _ => {}
             }
         }

@@ -93,6 +93,7 @@ fn good() -> SessionHistory {
             bound_at: ASKED,
             count: 2,
             stopped_through: 0,
+            stop_done: 0,
             messages: [message("m1", "run"), message("m2", "run2")].into(),
         }),
         said: vec![said("m1", "hello there"), said("m2", "and then")],

@@ -45,6 +45,8 @@ enum Weak {
     RepeatedItemIsNew,
     /// A Stop does nothing once another message came after it, whether it was done or not.
     StopIsOverWithTheNextMessage,
+    /// What comes after a Stop does not wait for its end.
+    StopIsNotAwaited,
 }
 
 /// How a typed Stop reaches the Gateway.
@@ -161,7 +163,7 @@ enum Job {
     Write { message: usize, read: u32, routed: RoutedMessage },
     Effect { message: usize, session: Value<Session> },
     Rewrite { message: usize },
-    Stop { message: usize, stage: usize },
+    Stop { message: usize, through: u64, stage: usize },
     Answer { message: usize, decision: MessageDecision },
 }
 
@@ -187,7 +189,7 @@ enum Sends {
 enum Left {
     No,
     Grace { before: u64 },
-    Stops { stage: usize },
+    Stops { through: u64, stage: usize },
     Stopped,
     WentOn,
 }
@@ -384,16 +386,17 @@ impl Say {
         match world.left {
             Left::Grace { before } => {
                 let went_on = world.session.went_on("m0", Some(before));
-                let left = if went_on { Left::WentOn } else { Left::Stops { stage: 0 } };
+                let through = world.session.count;
+                let left = if went_on { Left::WentOn } else { Left::Stops { through, stage: 0 } };
                 let next = World { left, ..world.clone() };
                 steps.step(format_args!("emitter: the grace is over (went on: {went_on})"), next);
             }
-            Left::Stops { stage } => {
+            Left::Stops { through, stage } => {
                 let mut next = world.clone();
-                next.stop_stage(stage);
-                next.left = match stage == world.asked.len() + 1 {
+                next.stop_stage(through, stage);
+                next.left = match stage == world.asked.len() + 2 {
                     true => Left::Stopped,
-                    false => Left::Stops { stage: stage + 1 },
+                    false => Left::Stops { through, stage: stage + 1 },
                 };
                 steps.step(format_args!("router: stops, {}", world.stage_name(stage)), next);
             }
@@ -453,20 +456,18 @@ impl Say {
             Job::Effect { message, session } => self.effect(world, i, *message, session, steps),
             Job::Rewrite { message } => {
                 let mut next = world.clone();
-                if let Some(session) = world.session.answer_was_late(&format!("m{message}")) {
-                    next.write_session(session);
-                }
+                next.change_session(|session| session.answer_was_late(&format!("m{message}")));
                 let decision = late(world, *message);
                 let answer = Job::Answer { message: *message, decision };
                 let next = next.with_router(i, Router { job: answer, ..router.clone() });
                 steps.step(format_args!("router {i}: rewrites m{message} to late"), next);
             }
-            Job::Stop { message, stage } => {
+            Job::Stop { message, through, stage } => {
                 let mut next = world.clone();
-                next.stop_stage(*stage);
-                let then = match *stage == world.asked.len() + 1 {
-                    true => Job::Answer { message: *message, decision: MessageDecision::Stop },
-                    false => Job::Stop { message: *message, stage: stage + 1 },
+                next.stop_stage(*through, *stage);
+                let then = match *stage == world.asked.len() + 2 {
+                    true => Job::Effect { message: *message, session: next.session.clone() },
+                    false => Job::Stop { message: *message, through: *through, stage: stage + 1 },
                 };
                 let next = next.with_router(i, Router { job: then, ..router.clone() });
                 steps.step(format_args!("router {i}: stops, {}", world.stage_name(*stage)), next);
@@ -596,7 +597,17 @@ impl Say {
         let is_over = self.is(Weak::StopIsOverWithTheNextMessage)
             && routed.decision == MessageDecision::Stop
             && session.messages.back() != Some(routed);
-        match if is_over { Effect::Nothing } else { session.effect(routed) } {
+        let effect = if is_over { Effect::Nothing } else { session.effect(routed) };
+        if !matches!(effect, Effect::Stop { .. } | Effect::Nothing)
+            && self.stop_by() == StopBy::ItsOwnRoad
+            && !self.is(Weak::StopIsNotAwaited)
+            && let Some(through) = session.owed_stop(&id)
+        {
+            let next = with(world, Job::Stop { message, through, stage: 0 });
+            return steps
+                .step(format_args!("router {i}: m{message} comes after a Stop that is not done"), next);
+        }
+        match effect {
             Effect::Send { send, number, .. } => {
                 steps.step(format_args!("router {i}: puts m{message} into CHAT"), put(send, number, false));
             }
@@ -626,14 +637,13 @@ impl Say {
                 };
                 steps.step(format_args!("router {i}: m{message} as the reply to q{q}"), with(&next, job));
             }
-            Effect::Stop => {
-                let number = world.number_of(message);
+            Effect::Stop { through } => {
                 let next = match self.stop_by() {
-                    StopBy::ItsOwnRoad => with(world, Job::Stop { message, stage: 0 }),
-                    StopBy::Chat => put(SendBy::ChatSend, number, true),
+                    StopBy::ItsOwnRoad => with(world, Job::Stop { message, through, stage: 0 }),
+                    StopBy::Chat => put(SendBy::ChatSend, through, true),
                     StopBy::ChatAfterTheQuestion => {
-                        let mut next = put(SendBy::ChatSend, number, true);
-                        next.stop_stage(1);
+                        let mut next = put(SendBy::ChatSend, through, true);
+                        next.stop_stage(through, 1);
                         next
                     }
                 };
@@ -762,7 +772,8 @@ impl World {
         match stage {
             0 => "what was not sent is held back",
             _ if stage <= self.asked.len() => "a question is cancelled",
-            _ => "the Gateway aborts",
+            _ if stage == self.asked.len() + 1 => "the Gateway aborts",
+            _ => "it is done",
         }
     }
 
@@ -777,15 +788,16 @@ impl World {
         self.session_revision += 1;
     }
 
+    fn change_session(&mut self, change: impl Fn(&Session) -> Option<Session>) {
+        if let Some(session) = change(&self.session) {
+            self.write_session(session);
+        }
+    }
+
     /// One effect of Stop.
-    fn stop_stage(&mut self, stage: usize) {
+    fn stop_stage(&mut self, through: u64, stage: usize) {
         match stage {
-            0 => {
-                let stopped = self.session.stopped();
-                if stopped != *self.session {
-                    self.write_session(stopped);
-                }
-            }
+            0 => self.change_session(|session| session.stopped(through)),
             // Questions before the abort, as the router does it.
             _ if stage <= self.asked.len() => {
                 let entry = &mut self.asked[stage - 1].entry;
@@ -794,7 +806,16 @@ impl World {
                     entry.write_newest(cancelled);
                 }
             }
-            _ => self.abort(),
+            _ if stage == self.asked.len() + 1 => {
+                let later = |message: usize| {
+                    self.gateway.carried_out[message] > 0 && self.number_of(message) > through
+                };
+                if (0..self.people.len()).any(later) {
+                    self.wrong = self.wrong.or(Some(ENDED_LATER));
+                }
+                self.abort();
+            }
+            _ => self.change_session(|session| session.stop_was_done(through)),
         }
     }
 
@@ -880,6 +901,7 @@ impl Model for Say {
             bound_at: NOW,
             count: 0,
             stopped_through: 0,
+            stop_done: 0,
             messages: Default::default(),
         };
         World {
@@ -1028,10 +1050,14 @@ impl Model for Say {
     }
 }
 
+/// Two routers that do the same Stop may do so with a message between them.
+const ENDED_LATER: &str = "a Stop ended what came after it";
+
 /// The Gateway's own window, which no rule here closes (rule S8).
 const WINDOW: &[&str] = &[
     "a message was sent while a native question was open",
     "a message overtook the decided answer at the Gateway",
+    ENDED_LATER,
 ];
 
 fn native(texts: &[&'static str]) -> Say {
@@ -1039,7 +1065,7 @@ fn native(texts: &[&'static str]) -> Say {
 }
 
 fn plugin(texts: &[&'static str]) -> Say {
-    Say::new(Road::Plugin, vec![choice()], texts.to_vec())
+    Say { ignored: &[ENDED_LATER], ..Say::new(Road::Plugin, vec![choice()], texts.to_vec()) }
 }
 
 #[test]
@@ -1221,13 +1247,19 @@ fn s9_s10_messages_that_are_held_do_no_harm_when_stop_has_its_own_road() {
     search(&say).holds("say, held", &["held back + stop (cancelled, delivered)"]);
 }
 
-/// A known window: a Stop that dies halfway is not redone when another message came after it, since
-/// it would stop that too.
 #[test]
-fn s2_a_stop_that_dies_halfway_before_another_message_is_the_window_that_stays_open() {
+fn s2_a_stop_that_dies_halfway_is_finished_before_another_message_takes_effect() {
     let weak = Some(Weak::Held(StopBy::ItsOwnRoad));
     let say = Say { weak, routers: 1, adapters: 1, ..native(&["hello", "/stop"]) };
-    search(&say).breaks("stuck");
+    search(&say).holds("say, stop, halfway", &["sent + stop (not asked)"]);
+    let say = Say { ignored: &[], routers: 1, adapters: 1, ..plugin(&["hello", "/stop"]) };
+    search(&say).holds("say, stop, one router", &["aborted + stop (not asked)", "sent + stop (not asked)"]);
+}
+
+#[test]
+fn s2_a_message_that_does_not_await_the_stop_before_it_is_found() {
+    let say = Say { ignored: &[], routers: 1, adapters: 1, ..plugin(&["hello", "/stop"]) };
+    broken(Weak::StopIsNotAwaited, say, ENDED_LATER);
 }
 
 #[test]

@@ -18,8 +18,10 @@ enum Weak {
     OwnMemoryIsEvidence,
     /// Delivery is reported once.
     ReportedOnce,
-    /// A router hears who is there later than another one shows the question to them.
+    /// A router does not look whether it has heard of everybody who is there before it decides.
     PresenceLags,
+    /// That somebody has gone is no sign that somebody was there.
+    GoneIsNoSign,
 }
 
 struct Shown {
@@ -44,6 +46,8 @@ struct Router {
     sees_front: bool,
     /// It has followed who is there since the question was asked, and nobody was.
     nothing_offered: bool,
+    /// Somebody came or went, and it has not heard of it.
+    unheard: bool,
     /// The report of delivery, until it is on record.
     held: bool,
 }
@@ -69,16 +73,17 @@ impl Shown {
         let Some(router) = &world.routers[i] else {
             // What was before it came it does not know.
             let nothing_offered = self.is(Weak::OwnMemoryIsEvidence) && !there;
-            let router = Router { sees_front: there, nothing_offered, held: false };
+            let router = Router { sees_front: there, nothing_offered, ..Router::default() };
             return steps.step(format_args!("router {i}: starts"), with(Some(router)));
         };
         if world.crashes > 0 {
             let next = World { crashes: world.crashes - 1, ..with(None) };
             steps.fault(format_args!("router {i}: crashes"), next);
         }
-        if there != router.sees_front {
-            let nothing_offered = router.nothing_offered && !there;
-            let router = Router { sees_front: there, nothing_offered, ..router.clone() };
+        if router.unheard {
+            // Of one who came and went, only the last is heard.
+            let nothing_offered = router.nothing_offered && !there && self.is(Weak::GoneIsNoSign);
+            let router = Router { sees_front: there, nothing_offered, unheard: false, ..router.clone() };
             steps.step(format_args!("router {i}: hears who is there: {there}"), with(Some(router)));
         }
         let Some(entry) = world.entry.newest() else { return };
@@ -104,7 +109,7 @@ impl Shown {
         }
         let nothing_offered = match self.is(Weak::NoReportIsEvidence) {
             true => !router.held && !entry.was_delivered(),
-            false => router.nothing_offered,
+            false => router.nothing_offered && (!router.unheard || self.is(Weak::PresenceLags)),
         };
         if let Some(expired) = entry.expire(nothing_offered, DEADLINE) {
             let mut next = with(Some(Router { held: false, ..router.clone() }));
@@ -117,15 +122,12 @@ impl Shown {
         let with = |front| World { front, ..world.clone() };
         let Front::There { told_to_show, shows } = world.front else {
             let mut next = with(Front::There { told_to_show: false, shows: false });
-            if !self.is(Weak::PresenceLags) {
-                for router in next.routers.iter_mut().flatten() {
-                    (router.sees_front, router.nothing_offered) = (true, false);
-                }
-            }
+            next.unheard();
             return steps.fault(format_args!("front end: comes"), next);
         };
         if world.crashes > 0 {
-            let next = World { crashes: world.crashes - 1, reported: false, ..with(Front::Away) };
+            let mut next = World { crashes: world.crashes - 1, reported: false, ..with(Front::Away) };
+            next.unheard();
             steps.fault(format_args!("front end: goes, or its emitter crashes"), next);
         }
         let entry = world.entry.newest().expect("it is asked at the start");
@@ -143,6 +145,12 @@ impl Shown {
                 }
             }
         }
+    }
+}
+
+impl World {
+    fn unheard(&mut self) {
+        self.routers.iter_mut().flatten().for_each(|router| router.unheard = true);
     }
 }
 
@@ -220,8 +228,12 @@ fn f2_a_report_that_is_not_repeated_is_found() {
     broken(Weak::ReportedOnce, "stuck");
 }
 
-/// A known window: who is there must reach all routers before one of them shows the question.
 #[test]
-fn f2_a_router_that_hears_late_who_is_there_is_the_window_that_stays_open() {
+fn f2_a_router_that_decides_before_it_has_heard_who_is_there_is_found() {
     broken(Weak::PresenceLags, NEVER_SHOWN);
+}
+
+#[test]
+fn f2_a_router_that_hears_only_of_the_going_and_takes_it_for_nobody_is_found() {
+    broken(Weak::GoneIsNoSign, NEVER_SHOWN);
 }
