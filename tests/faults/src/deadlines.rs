@@ -91,8 +91,8 @@ pub async fn run(options: WorldOptions, count: usize) -> Result<Deadlines> {
         if let Ok(change) = change {
             match change.context("the watch ended")? {
                 Change::Put { value, revision, .. } => seen.note(&Stored { value: *value, revision }),
-                Change::Deleted { key } => bail!("{key} was deleted"),
-                Change::Loaded => {}
+                Change::Deleted { key, .. } => bail!("{key} was deleted"),
+                Change::Loaded { .. } => {}
             }
         }
         // In the middle: some have expired, and most have not.
