@@ -11,6 +11,7 @@ required_open_webui_version: 0.12.4
 # Values of secret prompts are only ever put into the body of POST /v1/reply.
 
 import asyncio
+import base64
 import contextlib
 import json
 import logging
@@ -19,6 +20,7 @@ import re
 import time
 import uuid
 import weakref
+from pathlib import Path
 from typing import Literal
 
 import aiohttp
@@ -31,7 +33,12 @@ SETTLE_S = 0.4  # an auto-cancelled card and the tab's "leave" arrive within thi
 DELIVERED_AFTER_S = 0.4  # a card pending this long was really shown
 HUMAN_S = 0.15  # no person presses Cancel faster
 CARD_TIMEOUT_MS = 240_000  # the most that Open WebUI grants
-CARD_SHOWN_S = 230.0  # shown anew before the browser's own timer answers "cancelled"
+CARD_SHOWN_S = 230.0  # shown anew before Open WebUI gives up on it
+RENEWED_WITHIN_S = 0.3  # a card that is to follow another waits behind it in the browser by then
+MAX_TIMER_MS = 2**31 - 1  # of a browser
+LONG_TEXT = 300  # a card shows no paragraphs, so longer questions are also in the chat
+ON_SCREEN_FOR_S = 10.0  # what a cancelled call showed was on screen for the message that cancelled it
+MAX_FILE = 4 * 2**20  # bytes of an attached file that are passed on
 SILENCE_S = 30.0  # three missed pings
 RETRY_S = (0.25, 5.0)
 REPORT_FOR_S = 600.0  # how long a report is repeated after its turn is gone
@@ -46,9 +53,11 @@ AGAIN = object()  # a call that ended without anybody's decision
 DECLINED = {"declined": True}
 CANCELLED = object()  # Cancel, or the browser's own cancel on a change of chat
 
-# The browser has one slot for dialogs: a second one would replace the first, whose call never returns.
-dialog_slots = weakref.WeakValueDictionary()
+# The browser shows one card and one dialog at a time. A second dialog would replace the first, whose
+# call never returns; a second card waits unseen.
+slots = weakref.WeakValueDictionary()
 background = set()
+on_screens = {}  # chat -> question on screen -> the timer that takes it off, or None
 
 
 # ---- Open WebUI's messages to a turn ---------------------------------------------------------
@@ -73,6 +82,35 @@ def turn_text(messages):
             elif url:
                 texts.append(url)
     return "\n".join(filter(None, texts)), attachments
+
+
+def typed_text(text, user_message):
+    """Open WebUI may put a template around what was typed, with texts of its own in it."""
+    typed = (user_message or {}).get("content")
+    if not isinstance(typed, str) or not typed.strip() or text.rstrip().endswith(typed.strip()):
+        return text
+    return typed
+
+
+async def attached_files(user_message, user):
+    """The message's files that are no images, as (attachments, names of those that are too large)."""
+    files = [f for f in (user_message or {}).get("files") or [] if f.get("type") == "file" and f.get("id")]
+    attachments, too_large = [], []
+    for listed in files:
+        from open_webui.models.files import Files
+        from open_webui.storage.provider import Storage
+
+        file = await Files.get_file_by_id_and_user_id(listed["id"], user)
+        mime = ((file and file.meta) or {}).get("content_type") or "application/octet-stream"
+        if file is None or mime.startswith("image/"):
+            continue
+        content = await asyncio.to_thread(lambda: Path(Storage.get_file(file.path)).read_bytes()[: MAX_FILE + 1])
+        if len(content) > MAX_FILE:
+            too_large.append(file.filename)
+        else:
+            data = base64.b64encode(content).decode()
+            attachments.append({"name": file.filename, "mime": mime, "data": data})
+    return attachments, too_large
 
 
 def without_image_tags(text):
@@ -110,11 +148,14 @@ def durable_answer(messages):
         if answer.get("type") == "other":
             answers[prompt] = {"text": answer.get("text") or ""}
             continue
-        code = codes.split(".")[answer["option_index"]]  # as durable_card wrote them
-        if code == "type":
-            return {"call": call, "status": "again"}
-        if code != "skip":
-            answers[prompt] = {"index": int(code)}
+        try:
+            code = codes.split(".")[answer["option_index"]]  # as durable_card wrote them
+            if code == "type":
+                return {"call": call, "status": "again"}
+            if code != "skip":
+                answers[prompt] = {"index": int(code)}
+        except (TypeError, ValueError, KeyError, IndexError):
+            return {"call": call, "status": "refused", "reason": f"no such option: {one_line(key, 100)}"}
     if not answers:
         return {"call": call, "status": "declined"}
     return {"call": call, "status": "answered", "answers": answers}
@@ -150,6 +191,35 @@ def one_line(text, limit=None):
     return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
 
 
+def quoted(text, limit=None):
+    """`text` as one line of a quotation, with nothing in it that markdown or HTML would take."""
+    return re.sub(r"([\\`*_~<>\[\]|$])", r"\\\1", one_line(text, limit))
+
+
+def long_texts(ask):
+    """What a card can't show well: texts with lines of their own, and long ones."""
+    texts = [prompt["text"].strip() for prompt in ask["prompts"]]
+    return [text for text in texts if "\n" in text or len(text) > LONG_TEXT]
+
+
+def left_s(ask):
+    """Seconds to the question's deadline, where it says."""
+    return max(0.0, ask["deadline_ms"] / 1000 - time.time()) if ask.get("deadline_ms") else None
+
+
+def waiting_text(ask):
+    left = left_s(ask)
+    if left is None:
+        return "Waiting for your answer"
+    minutes, seconds = divmod(round(left), 60)
+    return f"Waiting for your answer, {minutes}:{seconds:02} left"
+
+
+def next_status_s(left):
+    """At how many seconds to the deadline the next status line is due: each is kept with the chat."""
+    return max((mark for mark in (10, 30, *range(60, int(left) + 1, 60)) if mark < left - 1), default=0)
+
+
 def card_event(ask):
     questions = []
     for prompt in ask["prompts"]:
@@ -166,7 +236,10 @@ def card_event(ask):
                 "allow_other": prompt.get("allow_other", True) or not options,
             }
         )
-    data = {"questions": questions, "allow_other": True, "timeout_ms": CARD_TIMEOUT_MS}
+    # Open WebUI waits for a shorter time by itself; the browser's timer would cancel a card unasked.
+    left = left_s(ask)
+    timeout_ms = CARD_TIMEOUT_MS if left is None else max(CARD_TIMEOUT_MS, min(int(left * 1000), MAX_TIMER_MS))
+    data = {"questions": questions, "allow_other": True, "timeout_ms": timeout_ms}
     return {"type": "request:user_input", "data": data}
 
 
@@ -382,7 +455,7 @@ def trace(ask, reply):
             said = "cancelled" if reply["cancelled"] == "user" else "cancelled (you went to another chat)"
         else:
             said = answer_text(prompt, reply["answers"].get(prompt["id"]))
-        lines.append(f"> **{one_line(prompt['text'])}** — {said}")
+        lines.append(f"> **{quoted(prompt['text'])}** — {said}")
     return "\n\n" + "\n>\n".join(lines) + "\n\n"
 
 
@@ -393,7 +466,7 @@ def answer_text(prompt, answer):
         return "answered (hidden)"
     chosen = answer.get("indexes", [answer["index"]] if "index" in answer else [])
     said = [prompt["options"][i]["label"] for i in chosen] + ([answer["text"]] if "text" in answer else [])
-    return ", ".join(map(one_line, said))
+    return ", ".join(map(quoted, said))
 
 
 def pieces(text):
@@ -553,6 +626,32 @@ class Tabs:
         return await asyncio.to_thread(self.find)  # several workers: Redis, which blocks
 
 
+def put_on_screen(chat, question, for_s=None):
+    """Where it is only `for_s` more seconds, a call that shows it anew meanwhile keeps it."""
+    timer = for_s and asyncio.get_running_loop().call_later(for_s, take_off_screen, chat, question)
+    before = on_screens.setdefault(chat, {}).get(question)
+    if before:
+        before.cancel()
+    on_screens[chat][question] = timer
+
+
+def take_off_screen(chat, question):
+    shown = on_screens.get(chat, {})
+    timer = shown.pop(question, None)
+    if timer:
+        timer.cancel()
+    if not shown:
+        on_screens.pop(chat, None)
+
+
+def on_screen_now(chat):
+    """The questions that were on screen when a message of the chat was typed; None where other
+    processes may have shown some. Durable cards and text are in the chat itself and not named."""
+    from open_webui.socket.main import SESSION_POOL
+
+    return list(on_screens.get(chat, {})) if isinstance(SESSION_POOL, dict) else None
+
+
 # ---- One turn --------------------------------------------------------------------------------
 
 
@@ -567,6 +666,7 @@ class Shown:
         self.switched = asyncio.Event()
         self.why = None
         self.took_s = 0.0  # the last event call
+        self.called = False  # somebody who looks elsewhere was told
 
 
 class Turn:
@@ -587,6 +687,7 @@ class Turn:
         self.connected = False
         self.presence = None  # as last told
         self.parked = False
+        self.printed = set()  # questions whose text is in the chat
 
     async def run(self):
         async with self.open_service() as service:
@@ -623,8 +724,10 @@ class Turn:
                     task.cancel()
 
     def close(self):
-        for shown in self.open.values():
+        for question, shown in self.open.items():
             shown.task.cancel()
+            if shown.delivered:
+                put_on_screen(self.body["chat"], question, ON_SCREEN_FOR_S)
 
     async def handle(self, line):
         kind = line.get("type")
@@ -644,6 +747,11 @@ class Turn:
                 async for piece in self.park(line):
                     yield piece
             else:
+                if line["surface"] == "card" and line["question"] not in self.printed:
+                    self.printed.add(line["question"])
+                    for text in long_texts(line):
+                        for piece in pieces(f"\n\n{text}\n\n"):
+                            yield piece
                 self.show(line)
         elif kind == "withdraw":
             for piece in pieces(self.withdraw(line["question"], line.get("why"))):
@@ -756,7 +864,7 @@ class Turn:
             return ""
         shown.task.cancel()
         self.gone(shown, "Question closed")
-        return f"\n\n> **{one_line(shown.ask['prompts'][0]['text'])}** — {one_line(why)}\n\n" if why else ""
+        return f"\n\n> **{quoted(shown.ask['prompts'][0]['text'])}** — {quoted(why)}\n\n" if why else ""
 
     async def park(self, ask):
         call = f"oc_{ask['question']}.{ask.get('cursor') or self.cursor or ''}"
@@ -765,6 +873,7 @@ class Turn:
             self.reported(ask, "unsupported", "a durable card holds 1 to 3 prompts with short ids")
             return
         self.parked = True
+        await self.call_attention(ask)
         await self.status("Waiting for your answer", True)
         above, arguments = card
         if above:
@@ -797,15 +906,14 @@ class Turn:
 
     async def answer(self, shown):
         """A reply, once there is one."""
-        slot = contextlib.nullcontext()
-        if shown.ask["surface"] in DIALOGS:
-            slot = dialog_slots.setdefault(self.body["chat"], asyncio.Lock())
+        kind = "card" if shown.ask["surface"] == "card" else "dialog"
+        slot = slots.setdefault((self.body["chat"], kind), asyncio.Lock())
         switched = asyncio.ensure_future(shown.switched.wait())
         try:
-            if isinstance(slot, asyncio.Lock) and slot.locked():
-                self.reported(shown.ask, "waiting", "another dialog is open")
+            if slot.locked():
+                self.reported(shown.ask, "waiting", f"another {kind} is open")
             async with slot:
-                await self.status("Waiting for your answer", False)
+                await self.status(waiting_text(shown.ask), False)
                 return await self.decision(shown, switched)
         finally:
             switched.cancel()
@@ -816,6 +924,9 @@ class Turn:
         pending = list(ask["prompts"])  # those without an answer; a dialog asks one at a time
         while True:
             while self.viewer is None and not switched.done():
+                if self.other_chat and not shown.called:
+                    shown.called = True
+                    await self.call_attention(ask)
                 await asyncio.wait({switched}, timeout=POLL_S)
             if switched.done():
                 return {"cancelled": "chat_switch"}
@@ -852,15 +963,21 @@ class Turn:
         card must be shown anew."""
         self.metadata["session_id"] = self.viewer
         task = asyncio.ensure_future(self.event_call(event))
-        begun = time.monotonic()
+        begun, surface, left = time.monotonic(), shown.ask["surface"], left_s(shown.ask)
+        status_at = next_status_s(left) if left else 0
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=POLL_S if shown.delivered else DELIVERED_AFTER_S / 4)
                 pending_s = time.monotonic() - begun
-                if self.viewer is None or (shown.ask["surface"] in CARDS and pending_s > CARD_SHOWN_S):
+                if self.viewer is None or (surface == "form" and pending_s > CARD_SHOWN_S):
                     break
+                if surface == "card" and pending_s > CARD_SHOWN_S and not task.done():
+                    task, begun = await self.renewed(task, event), time.monotonic()
                 if not task.done() and pending_s >= DELIVERED_AFTER_S:
                     self.delivered(shown)
+                if status_at and left_s(shown.ask) <= status_at:
+                    await self.status(waiting_text(shown.ask), False)
+                    status_at = next_status_s(status_at)
         finally:
             if not task.done():  # this closes the card or dialog in the browser
                 task.cancel()
@@ -872,6 +989,22 @@ class Turn:
             log.error("event call for %s failed: %s", shown.ask["question"], type(task.exception()).__name__)
             return AGAIN
         return read(task.result())
+
+    async def renewed(self, task, event):
+        """The card again, behind the one that is shown, which then leaves it the place: nothing flickers."""
+        newer = asyncio.ensure_future(self.event_call(event))
+        await asyncio.wait({task}, timeout=RENEWED_WITHIN_S)
+        stays, goes = (task, newer) if task.done() else (newer, task)
+        goes.cancel()
+        await asyncio.wait({goes})
+        return stays
+
+    async def call_attention(self, ask):
+        """Tells a user who looks at another chat. Open WebUI shows only the end of an answer there, with a
+        way to the chat; in a tab that shows this chat it would end the answer."""
+        if self.viewer is None and self.tabs.saved:
+            data = {"done": True, "title": ASKS, "content": one_line(ask["prompts"][0]["text"], 200)}
+            await self.emit({"type": "chat:completion", "data": data})
 
     async def hand_in(self, shown, reply):
         """Repeats `reply` until it is decided upon; returns the status line that closes the question,
@@ -899,7 +1032,7 @@ class Turn:
             )
             await self.toast("warning", message)
             self.traces.append(
-                f"\n\n> **{one_line(ask['prompts'][0]['text'])}** — {one_line(shown.why or message)}\n\n"
+                f"\n\n> **{quoted(ask['prompts'][0]['text'])}** — {quoted(shown.why or message)}\n\n"
             )
             return "Question closed"
         await self.toast("error", (answer.get("error") or {}).get("message") or f"askbus answered with status {status}")
@@ -909,9 +1042,10 @@ class Turn:
         """A question left the screen."""
         if self.open.get(shown.ask["question"]) is shown:
             del self.open[shown.ask["question"]]
+        take_off_screen(self.body["chat"], shown.ask["question"])
         self.queue.put_nowait({"type": "status", "text": text, "done": True})
-        if self.open:
-            self.queue.put_nowait({"type": "status", "text": "Waiting for your answer", "done": False})
+        for other in list(self.open.values())[:1]:
+            self.queue.put_nowait({"type": "status", "text": waiting_text(other.ask), "done": False})
 
     async def replies_land(self):
         """Gives replies on their way a moment, so that the trace stands before what follows from it."""
@@ -922,6 +1056,7 @@ class Turn:
     def delivered(self, shown):
         if not shown.delivered:
             shown.delivered = True
+            put_on_screen(self.body["chat"], shown.ask["question"])
             self.reported(shown.ask, "delivered")
 
     def reported(self, ask, event, reason=None):
@@ -1012,10 +1147,20 @@ class Pipe:
         agent = model.split(".", 1)[-1]
         gateway, _, agent = (self.valves.AGENT if agent in ("default", model) else agent).rpartition("/")
         answer = durable_answer(body["messages"]) if chat else None
-        text, attachments = (None, []) if answer else turn_text(body["messages"])
+        said = (__metadata__ or {}).get("user_message")
+        message, text, attachments, too_large = __message_id__ or uuid.uuid4().hex, None, [], []
+        if not answer and (__metadata__ or {}).get("assistant_message_id"):
+            # "Continue Response" calls with the id of the message that it continues.
+            message, text = uuid.uuid4().hex, "Continue."
+        elif not answer:
+            text, attachments = turn_text(body["messages"])
+            text = typed_text(text, said)
+            if chat:
+                files, too_large = await attached_files(said, __user__["id"])
+                attachments += files
         request = {
             "chat": chat,
-            "message": __message_id__ or uuid.uuid4().hex,
+            "message": message,
             "agent": agent,
             "gateway": gateway or None,
             "user": {"id": __user__["id"], "name": __user__.get("name") or ""},
@@ -1025,6 +1170,11 @@ class Pipe:
             "surfaces": surfaces(live, bool(tabs and tabs.saved), bool(body.get("stream"))),
             "answer": answer,
         }
+        if live:
+            request["on_screen"] = on_screen_now(chat)
+        if too_large:
+            limit = f"{MAX_FILE >> 20} MB"
+            yield f"> Not passed on, since larger than {limit}: {quoted(', '.join(too_large))}\n\n"
         turn = Turn(request, model, self.valves, self.service, tabs, __metadata__, __event_emitter__, __event_call__)
         async with contextlib.aclosing(turn.run()) as lines:
             async for piece in lines:

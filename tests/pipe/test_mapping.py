@@ -74,6 +74,17 @@ class Messages(unittest.TestCase):
         self.assertNotIn("dot.png", text(image, report))
         self.assertIn("report.pdf", text(image, report))
 
+    def test_a_template_around_what_was_typed_is_no_part_of_it(self):
+        cases = [
+            ("red", {"content": "red"}, "red"),
+            ("### Task: use <source>…</source>\n\nQuery: red?", {"content": "red"}, "red"),
+            ("<attached_files>\n…\n</attached_files>\n\nred", {"content": "red"}, "<attached_files>\n…\n</attached_files>\n\nred"),
+            ("red", None, "red"),
+            ("red", {"content": ""}, "red"),
+        ]
+        for text, message, expected in cases:
+            self.assertEqual(pipe.typed_text(text, message), expected)
+
     def test_no_user_message_is_empty_text(self):
         self.assertEqual(pipe.turn_text([{"role": "system", "content": "be nice"}]), ("", []))
 
@@ -321,6 +332,12 @@ class Durable(unittest.TestCase):
             message = {"role": "tool", "tool_call_id": "oc_q1.7", "content": content}
             self.assertEqual(pipe.durable_answer([message])["status"], status, content)
 
+    def test_an_option_that_the_card_has_not_is_refused(self):
+        for given in ({"type": "option", "option_index": 7}, {"type": "option"}):
+            content = json.dumps({"status": "answered", "answers": {"target~0.1": given}})
+            message = {"role": "tool", "tool_call_id": "oc_q1.7", "content": content}
+            self.assertEqual(pipe.durable_answer([message])["status"], "refused", given)
+
     def test_other_tool_results_are_none_of_ours(self):
         self.assertIsNone(pipe.durable_answer([{"role": "tool", "tool_call_id": "call_1", "content": "{}"}]))
         self.assertIsNone(pipe.durable_answer([{"role": "user", "content": "hi"}]))
@@ -340,6 +357,11 @@ class Chat(unittest.TestCase):
         self.assertIn("> **Where to?** — b\n>\n> **Why?** — because", text)
         self.assertIn("— cancelled", pipe.trace(question, {"cancelled": "user"}))
         self.assertIn("— declined", pipe.trace(question, {"declined": True}))
+
+    def test_a_trace_is_text_whatever_is_in_it(self):
+        question = ask(prompt(text="Is **this** <b>it</b>?"))
+        text = pipe.trace(question, {"answers": {"target": {"text": "[a](http://b) `c` $d$"}}})
+        self.assertIn(r"> **Is \*\*this\*\* \<b\>it\</b\>?** — \[a\](http://b) \`c\` \$d\$", text)
 
     def test_a_secret_leaves_no_trace_of_its_value(self):
         question = ask(prompt(text="Token?", secret=True), surface="masked")

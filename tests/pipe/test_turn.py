@@ -4,8 +4,11 @@ import asyncio
 import contextlib
 import json
 import logging
+import sys
+import time
 import types
 import unittest
+from unittest import mock
 
 from pipe_module import pipe
 
@@ -83,9 +86,12 @@ class Service:
 class Browser:
     """The tabs of the user, and the event calls that are pending in them."""
 
+    saved = True
+
     def __init__(self):
         self.session, self.other_chat = "tab1", False
         self.calls, self.pending, self.events = [], {}, []
+        self.there = []  # how many were on the screen when each came
         self.metadata = {"session_id": "stale"}
 
     async def look(self):
@@ -93,6 +99,7 @@ class Browser:
 
     async def call(self, event):
         key = len(self.calls)
+        self.there.append(len(self.pending))
         self.calls.append((self.metadata["session_id"], event))
         self.pending[key] = asyncio.get_running_loop().create_future()
         try:
@@ -201,14 +208,80 @@ class Question(TurnCase):
         await self.ends()
         self.assertEqual(len(service.posted("/v1/reply")), 1)
 
-    async def test_a_card_is_renewed_before_the_browsers_own_timer_ends_it(self):
-        self.addCleanup(setattr, pipe, "CARD_SHOWN_S", pipe.CARD_SHOWN_S)
-        pipe.CARD_SHOWN_S = 0.05
+    async def test_a_card_is_renewed_behind_the_one_that_is_shown(self):
+        for name, short in {"CARD_SHOWN_S": 0.05, "RENEWED_WITHIN_S": 0.02}.items():
+            self.addCleanup(setattr, pipe, name, getattr(pipe, name))
+            setattr(pipe, name, short)
         service, browser = self.start()
         service.says(ask())
         await self.until(lambda: len(browser.calls) >= 3)
         await self.ends()
         self.assertEqual(service.posted("/v1/reply"), [])
+        self.assertTrue(all(there > 0 for there in browser.there[1:]), "it was never off the screen")
+
+    async def test_an_answer_while_its_card_is_renewed_is_taken(self):
+        for name, long in {"CARD_SHOWN_S": 0.05, "RENEWED_WITHIN_S": 5.0}.items():
+            self.addCleanup(setattr, pipe, name, getattr(pipe, name))
+            setattr(pipe, name, long)
+        service, browser = self.start()
+        service.says(ask())
+        await self.until(lambda: len(browser.calls) == 2)
+        browser.does(chose(1))
+        await self.until(lambda: service.posted("/v1/reply"))
+        await self.ends()
+        self.assertEqual(service.posted("/v1/reply")[0]["answers"], {"target": {"index": 1}})
+        self.assertEqual(len(browser.calls), 2)
+
+    async def test_of_two_cards_one_waits_for_the_other_and_says_so(self):
+        service, browser = self.start()
+        service.says(ask("q1"), ask("q2", text="And then?"))
+        await self.until(lambda: len(service.posted("/v1/shown")) == 2)
+        events = {body["question"]: body["event"] for body in service.posted("/v1/shown")}
+        self.assertEqual(events, {"q1": "delivered", "q2": "waiting"})
+        browser.does(chose(0))
+        await self.until(lambda: len(browser.calls) == 2)
+        browser.does(chose(1))
+        await self.until(lambda: len(service.posted("/v1/reply")) == 2)
+        await self.ends()
+
+    async def test_what_is_on_screen_is_known_to_the_next_call_of_the_chat(self):
+        main = types.SimpleNamespace(SESSION_POOL={})
+        names = ("open_webui", "open_webui.socket", "open_webui.socket.main")
+        with mock.patch.dict(sys.modules, {name: main for name in names}):
+            service, browser = self.start()
+            service.says(ask())
+            await self.until(lambda: service.posted("/v1/shown"))
+            self.assertEqual(pipe.on_screen_now("c1"), ["q1"])
+            self.task.cancel()  # "Send now"
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.task
+            self.assertEqual(pipe.on_screen_now("c1"), ["q1"])
+            service, browser = self.start()
+            service.says(ask())
+            await self.until(lambda: service.posted("/v1/shown"))
+            browser.does(chose(0))
+            await self.until(lambda: "— a" in self.text)
+            await self.ends()
+            self.assertEqual(pipe.on_screen_now("c1"), [])
+            main.SESSION_POOL = types.SimpleNamespace()  # of several processes
+            self.assertIsNone(pipe.on_screen_now("c1"))
+
+    async def test_a_question_with_paragraphs_is_also_in_the_chat_once(self):
+        service, browser = self.start()
+        service.says(ask(text="Where to?\n\nThink well."), {"type": "text", "text": "."}, ask(text="x"))
+        await self.until(lambda: browser.pending)
+        await self.ends()
+        self.assertEqual(self.text.count("Where to?\n\nThink well."), 1)
+
+    async def test_the_time_that_is_left_is_told_now_and_then(self):
+        self.assertEqual([pipe.next_status_s(left) for left in (252, 61.5, 60, 45, 20, 9)], [240, 60, 30, 30, 10, 0])
+        line = ask() | {"deadline_ms": (time.time() + 252) * 1000}
+        service, browser = self.start()
+        service.says(line)
+        await self.until(lambda: browser.pending)
+        await self.ends()
+        self.assertIn("Waiting for your answer, 4:12 left", browser.said("status"))
+        self.assertGreater(browser.calls[0][1]["data"]["timeout_ms"], 245_000)
 
     async def test_withdraw_closes_the_card_and_says_why(self):
         service, browser = self.start()
@@ -337,6 +410,17 @@ class Viewer(TurnCase):
         await self.until(lambda: service.posted("/v1/reply"))
         self.assertEqual(service.posted("/v1/reply")[0]["cancelled"], "user")
         await self.ends()
+
+    async def test_who_looks_at_another_chat_is_told_once(self):
+        service, browser = self.start(PARK_AFTER_S=60)
+        browser.session, browser.other_chat = None, True
+        service.says(ask())
+        await self.until(lambda: browser.said("chat:completion"))
+        browser.session, browser.other_chat = "tab1", False
+        await self.until(lambda: browser.pending)
+        await self.ends()
+        told = [event["data"] for event in browser.events if event["type"] == "chat:completion"]
+        self.assertEqual(told, [{"done": True, "title": "OpenClaw asks", "content": "Where to?"}])
 
     async def test_a_cancel_faster_than_a_person_is_the_browsers(self):
         pipe.HUMAN_S = 5.0

@@ -167,6 +167,11 @@ pub enum StepKind {
         /// In which chat.
         chat: Option<String>,
     },
+    /// A front end shows it once another question is off the screen.
+    Waiting {
+        /// Where.
+        surface: Surface,
+    },
     /// A front end could not show it.
     Refused {
         /// Where.
@@ -191,7 +196,7 @@ pub enum StepKind {
 impl StepKind {
     /// Steps that rules build on: they are listed whatever else was.
     fn is_kept(&self) -> bool {
-        matches!(self, Self::Surface { .. } | Self::Delivered { .. })
+        !matches!(self, Self::Corrected { .. } | Self::Message { .. })
     }
 }
 
@@ -308,6 +313,13 @@ impl Entry {
     /// Whether a surface reported it, as far as the entry says.
     pub fn was_delivered(&self) -> bool {
         self.steps.iter().any(|s| matches!(s.what, StepKind::Delivered { .. }))
+    }
+
+    /// Whether it is in the chat itself, where it stays whoever looks.
+    pub fn is_in_the_chat(&self) -> bool {
+        self.steps
+            .iter()
+            .any(|s| matches!(s.what, StepKind::Delivered { surface: Surface::Durable | Surface::Text, .. }))
     }
 
     /// Adds steps that are not on record yet; `None` when there is nothing to add. Allowed after

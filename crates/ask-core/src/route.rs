@@ -108,10 +108,11 @@ pub fn route(typed: Typed<'_>, open: &[&Entry]) -> (Route, &'static str) {
     }
 }
 
-/// Only a pending question that was on screen takes a message, and never a secret (S4, S5).
+/// Only a pending question that was on screen takes a message, and never a secret (S4, S5). What is
+/// in the chat itself is on screen wherever a message can be typed.
 fn may_take(entry: &Entry, on_screen: Option<&[String]>) -> bool {
     let shown = match on_screen {
-        Some(ids) => ids.contains(&entry.key.question),
+        Some(ids) => ids.contains(&entry.key.question) || entry.is_in_the_chat(),
         None => entry.was_delivered(),
     };
     entry.is_pending() && shown && !entry.question.is_secret()
@@ -232,6 +233,12 @@ mod tests {
         let none: &[String] = &[];
         let seen = Typed { on_screen: Some(none), ..typed("red") };
         assert_eq!(route(seen, &[&q1]), (Route::Message(SendBy::ChatSend), "pending_but_never_shown"));
+        let in_the_chat =
+            |surface| Step { at: Timestamp(2), what: StepKind::Delivered { surface, chat: None } };
+        for surface in [Surface::Durable, Surface::Text] {
+            let parked = entry("q1", Road::Plugin, &["Red"], false).note(&[in_the_chat(surface)]).unwrap();
+            assert_eq!(route(seen, &[&parked]), (given(0, Answer::option(0)), "the_one_shown_question"));
+        }
         let fresh = entry("q2", Road::Plugin, &["Red"], false);
         let ids = ["q2".to_string()];
         let seen = Typed { on_screen: Some(&ids), ..typed("red") };

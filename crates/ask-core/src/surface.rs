@@ -127,16 +127,18 @@ fn candidates(question: &Question) -> Vec<Surface> {
     if question.is_secret() {
         return vec![Surface::Masked];
     }
-    if question.prompts.iter().any(|p| p.multiple) {
-        return vec![Surface::Form, Surface::Text];
-    }
+    let mut fitting = Vec::new();
     let dialog = match question.prompts.as_slice() {
         [prompt] if !prompt.options.is_empty() && !prompt.allow_other => Surface::Select,
         // A select dialog takes no own words, so the input dialog lists the options.
         [_] => Surface::Input,
         _ => Surface::Form,
     };
-    let mut fitting = vec![Surface::Card, dialog];
+    match question.prompts.iter().any(|p| p.multiple || !p.required) {
+        // A card takes one answer to each of its prompts.
+        true => fitting.push(Surface::Form),
+        false => fitting.extend([Surface::Card, dialog]),
+    }
     if question.prompts.len() <= 3 {
         fitting.push(Surface::Durable);
     }
@@ -148,6 +150,7 @@ fn rule_of(question: &Question, surface: Surface) -> &'static str {
     match surface {
         Surface::Masked => "secret_is_masked",
         Surface::Form if question.prompts.iter().any(|p| p.multiple) => "multi_select_is_a_form",
+        Surface::Form if question.prompts.iter().any(|p| !p.required) => "what_may_be_left_out_is_a_form",
         Surface::Form => "several_prompts_are_a_form",
         Surface::Card => "live_card",
         Surface::Durable => "durable_card_when_nobody_looks",

@@ -6,9 +6,10 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::entry::StepKind;
 use crate::key::{QuestionKey, SessionKey};
 use crate::outcome::Outcome;
-use crate::question::{Invalid, Question};
+use crate::question::{Invalid, Question, clamp};
 use crate::reply::{Reply, ReplyContent, Responder};
 use crate::session::{MessageDecision, SendBy};
 use crate::surface::Surface;
@@ -207,11 +208,27 @@ pub struct ShownRequest {
 pub enum ShownEvent {
     /// It reached the surface.
     Delivered,
+    /// It reaches the surface once another question is off it.
+    Waiting,
     /// The surface refused it.
     Refused {
         /// Why.
         reason: String,
     },
+}
+
+/// Longest reason of a front end that is kept, in characters.
+const MAX_REASON: usize = 400;
+
+impl ShownEvent {
+    /// The step that it is on record.
+    pub fn as_step(&self, surface: Surface, chat: Option<&str>) -> StepKind {
+        match self {
+            Self::Delivered => StepKind::Delivered { surface, chat: chat.map(str::to_owned) },
+            Self::Waiting => StepKind::Waiting { surface },
+            Self::Refused { reason } => StepKind::Refused { surface, reason: clamp(reason, MAX_REASON) },
+        }
+    }
 }
 
 /// The answer to a [`ShownRequest`].

@@ -234,9 +234,11 @@ impl PendingQuestions {
         true
     }
 
-    /// Whether this surface has reported delivery, on record or held here.
-    pub(crate) fn was_delivered(&self, key: &QuestionKey, on: Surface) -> bool {
-        self.any_step(key, |what| matches!(what, StepKind::Delivered { surface, .. } if *surface == on))
+    /// Whether this surface shows the question, or will once it is free, on record or held here.
+    pub(crate) fn has_reported(&self, key: &QuestionKey, on: Surface) -> bool {
+        self.any_step(key, |what| {
+            matches!(what, StepKind::Delivered { surface, .. } | StepKind::Waiting { surface } if *surface == on)
+        })
     }
 
     /// Whether any surface has reported delivery, on record or held here.

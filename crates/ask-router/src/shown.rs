@@ -1,17 +1,14 @@
 //! What front ends report about a question.
 
 use ask_bus::Incoming;
-use ask_core::entry::StepKind;
-use ask_core::question::clamp;
+use ask_core::entry::{Entry, Step};
+use ask_core::time::Timestamp;
 use ask_core::wire::{ShownEvent, ShownRequest, ShownResponse};
 use tracing::Instrument;
 
 use crate::deadlines::Alarm;
 use crate::surfaces::STEPS_WITHIN;
 use crate::{Router, spans};
-
-/// Longest reason of a front end that is kept, in characters.
-const MAX_REASON: usize = 400;
 
 impl Router {
     pub(crate) async fn on_shown(&self, incoming: Incoming<ShownRequest>) {
@@ -31,13 +28,11 @@ impl Router {
             Err(error) => return ShownResponse::Retry { why: error.to_string() },
         };
         let surface = request.surface;
-        let what = match &request.event {
-            ShownEvent::Delivered => StepKind::Delivered { surface, chat: request.chat.clone() },
-            ShownEvent::Refused { reason } => {
-                StepKind::Refused { surface, reason: clamp(reason, MAX_REASON) }
-            }
-        };
-        if stored.value.steps.iter().any(|s| s.what == what) {
+        let what = request.event.as_step(surface, request.chat.as_deref());
+        let is_listed = |entry: &Entry| entry.steps.iter().any(|step| step.what == what);
+        let with_it = stored.value.note(&[Step { at: Timestamp::now(), what: what.clone() }]);
+        // A full list may have no place for it, however often it is repeated.
+        if is_listed(&stored.value) || with_it.is_some_and(|next| !is_listed(&next)) {
             return ShownResponse::Noted { on_record: true };
         }
         let first = self.pending.hold(&request.key, what);

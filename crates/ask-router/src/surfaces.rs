@@ -127,7 +127,7 @@ impl Router {
 
     /// Goes on to the next surface when this one has not reported delivery.
     pub(crate) async fn try_next_surface(&self, key: &QuestionKey, surface: Surface) {
-        if self.pending.get(key).is_none() || self.pending.was_delivered(key, surface) {
+        if self.pending.get(key).is_none() || self.pending.has_reported(key, surface) {
             return;
         }
         if surface != Surface::Gateway {

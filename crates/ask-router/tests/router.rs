@@ -258,6 +258,31 @@ async fn a_surface_that_does_not_report_is_followed_by_the_next() {
 }
 
 #[tokio::test]
+async fn a_question_that_waits_for_its_place_on_the_screen_is_sent_to_no_other_surface() {
+    let mut setup = Setup::new().await;
+    setup.start_router().await;
+    setup.bind().await;
+    setup.look(true).await;
+    let mut feed = setup.bus.question_feed().await.unwrap();
+    let waits = setup.ask("c1", |_| ()).await;
+    let (key, surface, event) = (waits.key.clone(), Surface::Card, ShownEvent::Waiting);
+    let waiting = ShownRequest { schema: SCHEMA, key, surface, chat: None, event, on_record: true };
+    assert_eq!(setup.bus.shown(&waiting).await.unwrap(), ShownResponse::Noted { on_record: true });
+    // Another one, of which nothing is reported, goes on to its next surface meanwhile.
+    let other = setup.ask("c2", |_| ()).await;
+    let mut surfaces_of_waits = BTreeSet::new();
+    loop {
+        let step = next_step(&mut feed).await;
+        if step.key == waits.key {
+            surfaces_of_waits.insert(step.surface);
+        } else if step.key == other.key && step.surface != Surface::Card {
+            break;
+        }
+    }
+    assert_eq!(surfaces_of_waits, [Surface::Card].into());
+}
+
+#[tokio::test]
 async fn a_surface_that_does_not_report_is_followed_by_the_next_also_after_a_restart() {
     let mut setup = Setup::new().await;
     setup.bind().await;

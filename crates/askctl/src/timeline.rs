@@ -31,6 +31,7 @@ pub fn rows(entry: &Entry) -> Vec<Row> {
                 let chat = chat.as_ref().map(|chat| format!(", chat {chat}")).unwrap_or_default();
                 ("delivered", format!("{}{chat}", surface.name()))
             }
+            StepKind::Waiting { surface } => ("waiting", format!("{}: another is open", surface.name())),
             StepKind::Refused { surface, reason } => ("refused", format!("{}: {reason}", surface.name())),
             StepKind::Corrected { why } => ("corrected", why.clone()),
             StepKind::Message { message, rule } => ("message", format!("{message}, by rule {rule}")),

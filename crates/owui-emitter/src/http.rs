@@ -365,7 +365,7 @@ async fn shown(
     let entry = stored.ok_or_else(|| unknown_question(&body.question))?.value;
     let event = match body.event {
         Reported::Delivered => ShownEvent::Delivered,
-        Reported::Waiting => return Ok(StatusCode::NO_CONTENT),
+        Reported::Waiting => ShownEvent::Waiting,
         Reported::Refused | Reported::Unsupported => {
             emitter.hub.tell(&entry.key.session_key(), Event::Refused(body.question));
             let reason = body.reason.unwrap_or_else(|| "the front end gave no reason".into());
@@ -373,7 +373,8 @@ async fn shown(
         }
     };
     let chat = body.ids.chat;
-    if matches!(body.surface, Surface::Text | Surface::Durable) {
+    // What waits must be known to every router before it goes on to another surface.
+    if matches!(body.surface, Surface::Text | Surface::Durable) || body.event == Reported::Waiting {
         let noted = emitter.report_on_record(&entry, body.surface, chat.as_deref(), event).await;
         return match noted.map_err(unsaved)? {
             ShownResponse::Noted { .. } => Ok(StatusCode::NO_CONTENT),

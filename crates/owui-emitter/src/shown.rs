@@ -41,10 +41,7 @@ impl Emitter {
         event: ShownEvent,
     ) {
         let give_up = entry.deadline.plus(REPEAT_AFTER_DEADLINE);
-        let expected = match &event {
-            ShownEvent::Delivered => StepKind::Delivered { surface, chat: chat.clone() },
-            ShownEvent::Refused { reason } => StepKind::Refused { surface, reason: reason.clone() },
-        };
+        let expected = event.as_step(surface, chat.as_deref());
         let mut delay = delays();
         while Timestamp::now() < give_up {
             match self.report(&entry, surface, chat.as_deref(), event.clone(), false).await {
