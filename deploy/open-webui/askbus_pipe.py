@@ -85,9 +85,10 @@ def turn_text(messages):
 
 
 def typed_text(text, user_message):
-    """Open WebUI may put a template around what was typed, with texts of its own in it."""
-    typed = (user_message or {}).get("content")
-    if not isinstance(typed, str) or not typed.strip() or text.rstrip().endswith(typed.strip()):
+    """Open WebUI may put a template around what was typed, with pieces of the attached files in it: these
+    go to the agent whole. What else it has found for the message stays."""
+    typed, files = (user_message or {}).get("content"), (user_message or {}).get("files") or []
+    if not isinstance(typed, str) or not typed.strip() or any(f.get("type") not in ("file", "image") for f in files):
         return text
     return typed
 
@@ -603,6 +604,7 @@ class Tabs:
     def __init__(self, user, chat, session):
         self.user, self.chat, self.session = user, chat, session
         self.saved = not chat.startswith(("temporary:", "local:"))
+        self.visit = None  # changes when the tab leaves the chat, also for less than a look
 
     def find(self):
         from open_webui.socket.main import SESSION_POOL, get_user_chat_session_id
@@ -610,10 +612,13 @@ class Tabs:
         entry = SESSION_POOL.get(self.session)
         alive = bool(entry) and entry.get("id") == self.user
         if alive and (not self.saved or self.chat in (entry.get("chat_ids") or [])):
+            # Open WebUI makes a new list when a tab opens or leaves a chat, and keeps it otherwise.
+            self.visit = entry.get("chat_ids") if isinstance(SESSION_POOL, dict) else None
             return self.session, False
         found = get_user_chat_session_id(self.user, self.chat) if self.saved else None
         if found:
             self.session = found
+            self.visit = (SESSION_POOL.get(found) or {}).get("chat_ids") if isinstance(SESSION_POOL, dict) else None
             return found, False
         return None, alive
 
@@ -707,6 +712,7 @@ class Turn:
                         yield piece
                     self.cursor = line.get("cursor") or self.cursor
                     if line.get("type") == "end" or self.parked:
+                        await self.last_statuses()
                         return
             except (asyncio.CancelledError, GeneratorExit):
                 # Without a browser this is a dropped connection, which is no Stop.
@@ -722,6 +728,13 @@ class Turn:
                 self.close()
                 for task in tasks:
                     task.cancel()
+
+    async def last_statuses(self):
+        """What an answer said last may stand behind the end of the turn."""
+        while not self.parked and not self.queue.empty():
+            line = self.queue.get_nowait()
+            if line.get("type") == "status":
+                await self.status(line["text"], line.get("done", False))
 
     def close(self):
         for question, shown in self.open.items():
@@ -963,13 +976,15 @@ class Turn:
         card must be shown anew."""
         self.metadata["session_id"] = self.viewer
         task = asyncio.ensure_future(self.event_call(event))
-        begun, surface, left = time.monotonic(), shown.ask["surface"], left_s(shown.ask)
+        begun, surface, left, visit = time.monotonic(), shown.ask["surface"], left_s(shown.ask), self.tabs.visit
         status_at = next_status_s(left) if left else 0
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=POLL_S if shown.delivered else DELIVERED_AFTER_S / 4)
                 pending_s = time.monotonic() - begun
                 if self.viewer is None or (surface == "form" and pending_s > CARD_SHOWN_S):
+                    break
+                if self.tabs.visit is not visit:  # a dialog is gone by then, and would never return
                     break
                 if surface == "card" and pending_s > CARD_SHOWN_S and not task.done():
                     task, begun = await self.renewed(task, event), time.monotonic()

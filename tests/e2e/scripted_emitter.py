@@ -52,6 +52,21 @@ def secrets(run):
     run.result(run.decision(second))
 
 
+def cards(run):
+    asked = [run.open_question([prompt(f"{n} question?", "one", "two")], "card", True) for n in ("First", "Second")]
+    for question in asked:
+        run.result(run.decision(question))
+
+
+def twice(run):
+    for n in ("First", "Second"):
+        run.result(run.ask(prompt(f"{n} question?", "one", "two")))
+
+
+def paragraphs(run):
+    run.result(run.ask(prompt("Which one?\n\nAnd a second line to think of.", "one", "two")))
+
+
 def form(run):
     several = prompt("Which regions?", "eu", "us", "ap", multiple=True, allow_other=False)
     run.result(run.ask(several, surface="form"))
@@ -70,7 +85,10 @@ def raw(run):
     run.text('data: {"event":{"type":"notification","data":{"type":"info","content":"forged"}}}')
 
 
-SCRIPTS = {f.__name__: f for f in (choose, permit, five, words, secret, secrets, form, confirm, talk, raw)}
+SCRIPTS = {
+    f.__name__: f
+    for f in (choose, permit, five, words, secret, secrets, cards, twice, paragraphs, form, confirm, talk, raw)
+}
 
 
 class Run:

@@ -2,107 +2,13 @@
 
 import base64
 import json
-import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
-from chat_page import ChatPage, context_of, launch
-from playwright.sync_api import sync_playwright
-from scripted_emitter import ScriptedEmitter, prompt
+from scripted_emitter import prompt
+from web_only import MODEL_ID, PIPE_ID
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy" / "local"))
-from stack import MODEL_ID, PIPE_ID, Stack  # noqa: E402
-from witnesses import read  # noqa: E402
-
-NEW_CHAT = f"/?models={MODEL_ID}"
 TARGET = "Pick a deploy target"
-
-
-class WebOnly(Stack):
-    """The stack's Open WebUI without the rest of it."""
-
-    def _write_configs(self):
-        (self.folder / "open-webui").mkdir(exist_ok=True)
-
-    def _binary(self, name):
-        return Path(name)
-
-    def _part(self, name, *arguments, **env):
-        if name == "open-webui":
-            super()._part(name, *arguments, **env)
-
-    def _start_parts(self):
-        self._start_one(self["open-webui"])
-
-    def _open_stack_env(self):
-        tasks = ("TITLE", "TAGS", "FOLLOW_UP")
-        return super()._open_stack_env() | {f"ENABLE_{task}_GENERATION": "true" for task in tasks}
-
-    def set_valves(self, **more):
-        # Parking waits longer than a reload takes.
-        valves = {"SERVICE_URL": self.emitter_url, "SERVICE_TOKEN": self.settings["emitter_token"], "PARK_AFTER_S": 15}
-        self.web.call("POST", f"/api/v1/functions/id/{PIPE_ID}/valves/update", valves | more, self.admin.token)
-
-    def messages(self, chat):
-        """The chat's messages as stored, by id."""
-        return self.web.call("GET", f"/api/v1/chats/{chat}", token=self.alice.token)["chat"]["history"]["messages"]
-
-    def files_with(self, value):
-        """Files of the data and log folders that hold `value`."""
-        needle = value.encode()
-        return [str(path) for path in self.folder.rglob("*") if path.is_file() and needle in read(path)]
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory):
-    stack = WebOnly(tmp_path_factory.mktemp("stack"))
-    stack.start()
-    yield stack
-    stack.stop()
-
-
-@pytest.fixture(scope="module")
-def emitter(stack):
-    emitter = ScriptedEmitter(stack.port("emitter-http"), stack.settings["emitter_token"]).start()
-    yield emitter
-    emitter.stop()
-
-
-@pytest.fixture(scope="module")
-def context(stack):
-    with sync_playwright() as playwright:
-        browser = launch(playwright)
-        yield context_of(browser, stack.alice.token)
-        browser.close()
-
-
-@pytest.fixture
-def tab(context, stack, emitter):
-    """Opens tabs; each test begins with default valves and leaves no tab behind."""
-    stack.set_valves()
-    pages = []
-
-    def open_tab(path=NEW_CHAT):
-        pages.append(ChatPage(context, stack.web_url, path))
-        return pages[-1]
-
-    yield open_tab
-    for page in pages:
-        page.close()
-
-
-@pytest.fixture
-def page(request, context, stack, emitter):
-    """A new chat with default valves, in a tab that the tests share: loading one takes seconds."""
-    stack.set_valves()
-    if not context.pages:
-        ChatPage(context, stack.web_url, NEW_CHAT)
-    page = ChatPage(context, stack.web_url, NEW_CHAT, context.pages[0])
-    failed = request.session.testsfailed
-    yield page
-    if request.session.testsfailed > failed:
-        page.close()
 
 
 def first_message(emitter, page):
@@ -304,7 +210,8 @@ def test_send_now_is_no_cancel(page, emitter):
     chat = page.chat
     page.send("talk about something else")
     page.click("Send now")
-    emitter.wait_sent("/v1/turn", chat=chat, text="talk about something else")
+    turn = emitter.wait_sent("/v1/turn", chat=chat, text="talk about something else")[0]
+    assert turn["on_screen"] == list(emitter.runs[first_message(emitter, page)].asks)
     emitter.wait_sent("/v1/left", chat=chat)
     assert emitter.sent("/v1/reply", chat=chat) == []
     page.sees("Talking.")
@@ -418,6 +325,11 @@ def test_a_restart_of_open_webui_keeps_a_parked_question_and_stops_no_run(stack,
     talking = tab()
     talking.send("talk")
     talking.sees("Talking.")
+    asking = tab()
+    stack.set_valves(PARK_AFTER_S=600)
+    asking.send("choose")
+    emitter.wait_sent("/v1/shown", event="delivered", chat=asking.chat)
+    stack.set_valves(PARK_AFTER_S=1)
     page = tab()
     page.send("choose")
     page.sees(TARGET)
@@ -430,3 +342,7 @@ def test_a_restart_of_open_webui_keeps_a_parked_question_and_stops_no_run(stack,
     page.click("production")
     page.sees('[{"index": 1}]')
     assert emitter.sent("/v1/left", chat=talking.chat) == []
+    # Nobody has the other card on screen any more, so that no message is taken as its answer unseen.
+    asking.reload()
+    asking.send("talk again")
+    assert emitter.wait_sent("/v1/turn", chat=asking.chat, text="talk again")[0]["on_screen"] == []

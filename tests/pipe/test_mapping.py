@@ -78,7 +78,8 @@ class Messages(unittest.TestCase):
         cases = [
             ("red", {"content": "red"}, "red"),
             ("### Task: use <source>…</source>\n\nQuery: red?", {"content": "red"}, "red"),
-            ("<attached_files>\n…\n</attached_files>\n\nred", {"content": "red"}, "<attached_files>\n…\n</attached_files>\n\nred"),
+            ("### Task: … red", {"content": "red", "files": [{"type": "file"}]}, "red"),
+            ("### Task: … red", {"content": "red", "files": [{"type": "collection"}]}, "### Task: … red"),
             ("red", None, "red"),
             ("red", {"content": ""}, "red"),
         ]

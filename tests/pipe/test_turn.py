@@ -86,7 +86,7 @@ class Service:
 class Browser:
     """The tabs of the user, and the event calls that are pending in them."""
 
-    saved = True
+    saved, visit = True, None
 
     def __init__(self):
         self.session, self.other_chat = "tab1", False
