@@ -127,7 +127,7 @@ impl Bus {
             return Ok(false);
         }
         let stream = self.stream(names::DEAD).await?;
-        let dropped = stream.delete_message(number).await;
+        let dropped = effect::have(Effect::DeadDropped, stream.delete_message(number)).await;
         dropped.map_err(|e| BusError::unavailable("the dead letter was not dropped", e))
     }
 }
