@@ -283,3 +283,10 @@ fn the_kind_of_an_event_is_the_name_that_it_has_in_json() {
         assert!(serde_json::to_string(&event).unwrap().contains(&format!("\"{kind}\"")), "{event:?}");
     }
 }
+
+#[test]
+fn an_agent_is_told_who_called_its_question_off() {
+    let cancelled = plain().cancel(CancelReason::Stop, "stop", Timestamp(2_000)).unwrap();
+    let told = ask_core::result::tool_result(&cancelled).unwrap();
+    assert_eq!((&told.details["status"], &told.details["reason"]), (&"cancelled".into(), &"stop".into()));
+}

@@ -454,7 +454,8 @@ fn a_late_answer_goes_to_the_agent_once_and_only_where_the_policy_says_so() {
         found_in(History { late_as_message: policy, ..history(session) })
     };
     assert_eq!(found(true, &|_| ()), []);
-    let table: [(&str, Kind, &str, &dyn Fn(&mut SessionHistory)); 5] = [
+    type Change<'a> = &'a dyn Fn(&mut SessionHistory);
+    let table: [(&str, Kind, &str, Change<'_>); 5] = [
         ("lost", Kind::Lost, "has not got the late answer", &|s| drop(s.rows.pop())),
         ("twice", Kind::Doubled, "2 times", &|s| s.rows.push(s.rows[2].clone())),
         ("other words", Kind::Misrouted, "and the agent got", &|s| {
