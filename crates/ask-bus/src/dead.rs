@@ -86,7 +86,9 @@ impl Bus {
     /// [`BusError::NotProvisioned`] when the stream is missing; others while the server can't be reached.
     pub async fn dead_letters(&self) -> Result<Vec<DeadLetter>, BusError> {
         let stream = self.stream(names::DEAD).await?;
-        let numbers = stream.cached_info().state.first_sequence..=stream.cached_info().state.last_sequence;
+        let state = &stream.cached_info().state;
+        // A stream that never had anything says 0, and there is no letter with that number.
+        let numbers = state.first_sequence.max(1)..=state.last_sequence;
         let read = futures::stream::iter(numbers).map(|number| self.dead_letter(number)).buffered(32);
         let letters: Vec<_> = read.collect().await;
         let letters: Result<Vec<_>, _> = letters.into_iter().collect();
@@ -153,7 +155,7 @@ impl Bus {
             return Ok(false);
         }
         let stream = self.stream(names::DEAD).await?;
-        let dropped = stream.delete_message(number).await;
+        let dropped = effect::have(Effect::DeadDropped, stream.delete_message(number)).await;
         dropped.map_err(|e| BusError::unavailable("the dead letter was not dropped", e))
     }
 }

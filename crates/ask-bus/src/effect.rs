@@ -60,6 +60,8 @@ effects! {
     Seal = "seal",
     /// What can't be read is parked.
     Dead = "dead",
+    /// A dead letter is dropped.
+    DeadDropped = "dead_dropped",
     /// Front ends are told where to show a question.
     Step = "step",
     /// An item of `CHAT` is acknowledged.
@@ -221,6 +223,8 @@ mod tests {
         ".ack()",
         ".respond(",
         ".request_with_headers(",
+        ".delete_message(",
+        ".purge",
     ];
     /// What has no effect that a crash could leave half done: an echo, a ping, and requests, whose
     /// effect is at their receiver.

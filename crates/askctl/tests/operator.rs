@@ -421,6 +421,7 @@ async fn watch_tells_each_step_once() {
 #[tokio::test]
 async fn what_no_service_could_read_is_listed_and_given_to_its_reader_again() {
     let place = Place::provisioned().await;
+    assert!(good(&place.askctl(&["dead", "ls"], "").await).contains("no dead letters"));
     let mut requests = place.bus.serve_router("0.0.0").await.unwrap();
     let reading = tokio::spawn(async move { requests.next().await });
     let address = "say.openclaw.s";

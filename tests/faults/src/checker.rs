@@ -11,10 +11,16 @@ use ask_core::surface::Surface;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::history::{Call, Content, History, Life, SessionHistory, Submitted, Written};
+use crate::history::{Call, Content, History, Life, Part, Row, SessionHistory, Submitted, Written};
 
 /// How long after its deadline a question may still be pending when nothing is away.
 const OVERDUE_MS: u64 = 20_000;
+/// How long after its deadline a question may still be decided when nothing is away: one write that
+/// fails by its timeout (5 s), the pause before the next one (0.5 s), the time by which replicas
+/// expire apart (0.1 s), and 2.4 s in which this busy machine may not get to it.
+const LATE_MS: u64 = 8_000;
+/// How long a router may take to hear what another has decided.
+const BEHIND_MS: u64 = 2_000;
 /// How far the clocks of the server and of the front ends may differ; they are one machine's.
 const CLOCKS_MS: u64 = 2;
 
@@ -54,6 +60,7 @@ pub fn check(history: &History) -> Vec<Finding> {
         check.calls();
         check.replies();
         check.messages();
+        check.late_answers();
         check.order();
         check.stops();
         for what in &session.complaints {
@@ -82,9 +89,38 @@ impl<'a> Check<'a> {
         self.session.lives.iter().find(|life| life.text() == question)
     }
 
+    /// The life of the question with this id.
+    fn life_of(&self, id: &str) -> Option<&'a Life> {
+        let has_id = |life: &&Life| life.last().is_some_and(|last| last.entry.key.question == id);
+        self.session.lives.iter().find(has_id)
+    }
+
+    fn restarted(&self) -> bool {
+        self.history.gateway_restarted_ms.is_some()
+    }
+
     /// Its runs may have ended before they had everything.
     fn interrupted(&self) -> bool {
-        self.session.aborted || self.session.gateway_restarted || !self.session.stops.is_empty()
+        self.session.aborted || self.restarted() || !self.session.stops.is_empty()
+    }
+
+    /// The run that asked this may have ended before it had everything.
+    fn cut_short(&self, entry: &Entry) -> bool {
+        let restarted = self.history.gateway_restarted_ms.is_some_and(|at| entry.asked_at.0 <= at);
+        self.session.aborted || restarted || !self.session.stops.is_empty()
+    }
+
+    /// Whether something that was broken can have kept the proof from the record.
+    fn may_be_unconfirmed(&self, entry: &Entry, why: &str) -> bool {
+        let way_back = [Part::Adapter, Part::Nats, Part::Gateway];
+        let broken = way_back.iter().any(|part| self.history.broken.contains(part));
+        match why {
+            "gateway_restart" => self.restarted(),
+            "run_ended" | "caller_cancelled" | "question_not_found" | "gateway_unreachable" => {
+                broken || self.cut_short(entry)
+            }
+            _ => false,
+        }
     }
 
     fn questions(&mut self) {
@@ -94,7 +130,7 @@ impl<'a> Check<'a> {
         }
         for (text, count) in asked {
             // A Gateway that was restarted asks again, in a new run.
-            if count > 1 && !self.session.gateway_restarted {
+            if count > 1 && !self.restarted() {
                 self.found(Kind::Doubled, false, format!("\"{text}\" was asked {count} times"));
             }
         }
@@ -171,12 +207,12 @@ impl<'a> Check<'a> {
             }
             Some(Returned::Overruled { outcome, .. }) => self.agent_has(life, outcome, "overruled"),
             Some(Returned::Unconfirmed { why }) => {
-                if why.is_empty() || !(self.interrupted() || self.history.disturbed) {
+                if !self.may_be_unconfirmed(entry, why) {
                     let what = format!("\"{text}\" is unconfirmed ({why}) though nothing was interrupted");
                     self.found(Kind::Lost, false, what);
                 }
                 // Nothing proves that the call has it; where it has something, it is this.
-                if !self.interrupted() {
+                if !self.cut_short(entry) {
                     self.agent_has(life, &decision.outcome, &format!("unconfirmed ({why})"));
                 }
             }
@@ -186,6 +222,9 @@ impl<'a> Check<'a> {
     /// The one who decided did submit this.
     fn decided_by(&mut self, life: &Life, entry: &Entry, decision: &Decision) {
         let text = life.text();
+        if let Some(when) = self.wrong_time(life, entry, decision) {
+            self.found(Kind::Misrouted, false, format!("\"{text}\" is {} {when}", decision.outcome.status()));
+        }
         let wrong = match &decision.by {
             DecidedBy::Reply { surface: Surface::Gateway, .. } => {
                 self.wrong_by_gateway(text, entry, decision)
@@ -200,7 +239,7 @@ impl<'a> Check<'a> {
                     Some(reply) if reply.user != self.session.owner => {
                         Some(format!("by {}, who is not the owner", reply.user))
                     }
-                    Some(reply) if responder.user != reply.user || reply.question != text => {
+                    Some(reply) if responder.user != reply.user || reply.to != entry.key.question => {
                         Some(format!("by a reply of {} to \"{}\"", reply.user, reply.question))
                     }
                     Some(reply) if !says(reply, entry, &decision.outcome) => {
@@ -209,10 +248,13 @@ impl<'a> Check<'a> {
                     Some(_) => None,
                 }
             }
-            DecidedBy::Record { .. } => Some("from the record, though nothing is asked again here".into()),
-            DecidedBy::Rule { name } if name == "deadline" => self.wrong_by_deadline(life, entry, decision),
+            DecidedBy::Record { question, .. } => self.wrong_by_record(question, entry, decision),
+            DecidedBy::Rule { name } if name == "deadline" => self.wrong_by_deadline(life, decision),
             DecidedBy::Rule { name } if name == "stop" => {
                 self.session.stops.is_empty().then(|| "by Stop, which nobody pressed".into())
+            }
+            DecidedBy::Rule { name } if name == "too_many_pending_in_the_run" => {
+                self.wrong_by_limit(entry, decision)
             }
             DecidedBy::Rule { name } => Some(format!("by the rule {name}, for which there was no reason")),
         };
@@ -220,6 +262,60 @@ impl<'a> Check<'a> {
             let what = format!("\"{text}\" is {} {why}", decision.outcome.status());
             self.found(Kind::Misrouted, false, what);
         }
+    }
+
+    /// Nothing expires early and nothing is decided long after its deadline, by the server's clock
+    /// and by the decider's.
+    fn wrong_time(&self, life: &Life, entry: &Entry, decision: &Decision) -> Option<String> {
+        let written_ms = first_decided(life).map_or(decision.at.0, |written| written.at_ms);
+        let (deadline, at) = (entry.deadline.0, decision.at.0);
+        if at > written_ms + CLOCKS_MS {
+            return Some(format!("{} ms after it was written", at - written_ms));
+        }
+        let is_by_deadline = matches!(&decision.by, DecidedBy::Rule { name } if name == "deadline");
+        let expired = is_by_deadline || decision.outcome == Outcome::Expired;
+        if expired && at.min(written_ms + CLOCKS_MS) < deadline {
+            return Some("before its deadline".into());
+        }
+        let late = written_ms > deadline + LATE_MS + self.history.outage_ms;
+        late.then(|| format!("long after its deadline ({} ms)", written_ms - deadline))
+    }
+
+    /// Rule R1: the same was asked before, answered by its owner, and lost with the Gateway.
+    fn wrong_by_record(&self, question: &str, entry: &Entry, decision: &Decision) -> Option<String> {
+        let mut firsts = self.session.lives.iter().filter_map(Life::last).map(|written| &written.entry);
+        let Some(first) = firsts.find(|first| first.key.question == question) else {
+            return Some(format!("from {question}, which is not on record"));
+        };
+        let lost = matches!(first.returned(), Some(Returned::Unconfirmed { .. }));
+        let same = first.question == entry.question
+            && first.decision().is_some_and(|then| {
+                then.outcome == decision.outcome && matches!(then.by, DecidedBy::Reply { .. })
+            });
+        let given = first.given_again.as_ref() == Some(&entry.key.to_string());
+        match (lost && self.restarted(), same, given) {
+            (false, ..) => Some("from the record, though no call was lost".into()),
+            (_, false, _) => Some("from the record with another answer or for another question".into()),
+            (.., false) => Some("from the record, which has given it to another".into()),
+            _ => None,
+        }
+    }
+
+    /// Rule R2: so many of the same run waited, asked before it.
+    fn wrong_by_limit(&self, entry: &Entry, decision: &Decision) -> Option<String> {
+        if decision.outcome != (Outcome::Undeliverable { reason: Undeliverable::TooManyPending }) {
+            return Some("by a limit".into());
+        }
+        let others = self.session.lives.iter().filter(|life| {
+            let Some(other) = life.last().map(|written| &written.entry) else { return false };
+            let until = first_decided(life).map_or(u64::MAX, |written| written.at_ms);
+            other.key != entry.key
+                && other.key.run == entry.key.run
+                && other.asked_at <= entry.asked_at
+                && until.saturating_add(BEHIND_MS + self.history.outage_ms) > decision.at.0
+        });
+        let waited = others.count();
+        (waited < self.history.per_run).then(|| format!("as one too many, and {waited} waited"))
     }
 
     fn wrong_by_gateway(&self, text: &str, entry: &Entry, decision: &Decision) -> Option<String> {
@@ -237,11 +333,9 @@ impl<'a> Check<'a> {
                 .all(|local| local.values.is_some())
                 .then(|| "by the gateway, where nobody skipped it".into()),
             Outcome::Cancelled { .. } => {
-                (!self.interrupted()).then(|| "by the gateway, where nothing was interrupted".into())
+                (!self.cut_short(entry)).then(|| "by the gateway, where nothing was interrupted".into())
             }
-            Outcome::Expired => {
-                (decision.at < entry.deadline).then(|| "by the gateway before its deadline".into())
-            }
+            Outcome::Expired => None,
             _ => Some("by the gateway".into()),
         }
     }
@@ -256,14 +350,7 @@ impl<'a> Check<'a> {
             .then(|| format!("with {values:?} by a message that said \"{}\"", said.text))
     }
 
-    fn wrong_by_deadline(&self, life: &Life, entry: &Entry, decision: &Decision) -> Option<String> {
-        if decision.at < entry.deadline {
-            return Some("before its deadline".into());
-        }
-        let decided = life.values.iter().find(|written| written.entry.decision().is_some());
-        if decided.is_some_and(|at| at.at_ms > entry.deadline.0 + OVERDUE_MS + self.history.outage_ms) {
-            return Some("long after its deadline".into());
-        }
+    fn wrong_by_deadline(&self, life: &Life, decision: &Decision) -> Option<String> {
         match decision.outcome {
             Outcome::Expired => None,
             Outcome::Undeliverable { reason: Undeliverable::NeverShown } => {
@@ -280,7 +367,7 @@ impl<'a> Check<'a> {
         let got: Vec<&Call> = self.session.calls.iter().filter(|call| call.question == text).collect();
         let aborted = |call: &&&Call| call.is_error && call.text == "Aborted";
         let Some(call) = got.iter().find(|call| !aborted(call)) else {
-            if !self.interrupted() {
+            if !self.cut_short(&last.entry) {
                 let what = format!("\"{text}\" is {how}, and its call has got nothing");
                 self.found(Kind::Lost, true, what);
             }
@@ -308,6 +395,13 @@ impl<'a> Check<'a> {
         if status != "answered" {
             return got();
         }
+        let from_record = match entry.decision().map(|decision| &decision.by) {
+            Some(DecidedBy::Record { question, .. }) => Value::from(question.as_str()),
+            _ => Value::Null,
+        };
+        if call.details["from_record"] != from_record {
+            return got();
+        }
         let prompt = entry.question.prompts.first()?;
         let secret = answers.values().any(|answer| matches!(answer, Answer::Sealed(_) | Answer::Hidden));
         if secret {
@@ -330,7 +424,7 @@ impl<'a> Check<'a> {
         let mut seen = BTreeSet::new();
         for call in &self.session.calls {
             let text = &call.question;
-            if !seen.insert(text) && !self.session.gateway_restarted {
+            if !seen.insert(text) && !self.restarted() {
                 self.found(Kind::Doubled, false, format!("the call of \"{text}\" got two results"));
             }
             if call.is_error && call.text == "Aborted" {
@@ -351,7 +445,8 @@ impl<'a> Check<'a> {
     fn replies(&mut self) {
         for reply in &self.session.replies {
             let text = &reply.question;
-            let Some(last) = self.life(text).and_then(Life::last) else {
+            let life = self.life_of(&reply.to);
+            let Some(last) = life.and_then(Life::last) else {
                 self.found(Kind::Lost, true, format!("\"{text}\" was replied to and is not on record"));
                 continue;
             };
@@ -368,8 +463,7 @@ impl<'a> Check<'a> {
                     (_, false) | ("wrong_user", true) => Some(format!("{heard}, as no owner should")),
                     ("saved", true) if !won => Some(format!("{heard}, and the winner is {winner:?}")),
                     ("saved", true) => {
-                        let decided =
-                            self.life(text).and_then(first_decided).map_or(0, |written| written.at_ms);
+                        let decided = life.and_then(first_decided).map_or(0, |written| written.at_ms);
                         let early = told.at_ms + CLOCKS_MS < decided;
                         early.then(|| format!("{heard} {} ms before it was", decided - told.at_ms))
                     }
@@ -388,6 +482,17 @@ impl<'a> Check<'a> {
                 if let Some(what) = untrue {
                     self.found(Kind::Untrue, false, what);
                 }
+                let is_late =
+                    is_owner && !won && matches!(told.result.as_str(), "already_answered" | "closed");
+                let sent_on =
+                    is_late && self.history.late_as_message && matches!(reply.content, Content::Values(_));
+                if told.as_message != sent_on {
+                    let what = format!("{heard}, and that it went as a message: {}", told.as_message);
+                    self.found(Kind::Untrue, false, what);
+                }
+                if sent_on {
+                    self.is_sent_on(&reply.id, text);
+                }
             }
         }
     }
@@ -396,9 +501,12 @@ impl<'a> Check<'a> {
         let routed: Vec<_> = self.session.routed.iter().flat_map(|routed| &routed.messages).collect();
         let stopped_through = self.session.routed.as_ref().map_or(0, |routed| routed.stopped_through);
         let forgotten = self.session.routed.as_ref().map_or(0, |r| r.count - r.messages.len() as u64);
+        // What comes too late as an answer may be repeated to the agent as a message of its own.
+        let late_keys: Vec<String> = self.sent_on().map(|(_, run)| format!("{run}:user")).collect();
         for said in &self.session.said {
             let at = routed.iter().position(|message| message.id == said.message);
-            let rows: Vec<_> = self.session.rows.iter().filter(|row| row.text.contains(&said.text)).collect();
+            let has_it = |row: &&Row| row.text.contains(&said.text) && !late_keys.contains(&row.key);
+            let rows: Vec<_> = self.session.rows.iter().filter(has_it).collect();
             let read: Vec<_> = rows.iter().filter(|row| !row.aside).collect();
             let taken = self.session.lives.iter().any(|life| {
                 let decision = life.last().and_then(|written| written.entry.decision());
@@ -450,12 +558,71 @@ impl<'a> Check<'a> {
                             format!("the message \"{text}\" was taken as {other:?}, and the agent got it");
                         self.found(Kind::Misrouted, false, what);
                     }
+                    if matches!(other, MessageDecision::Late { .. }) && self.history.late_as_message {
+                        self.is_sent_on(&format!("message-{}", said.message), text);
+                    }
                     if matches!(other, MessageDecision::Answer { .. }) && !taken {
                         // Until it is rewritten to late.
                         let what =
                             format!("the message \"{text}\" is on record as an answer, and did not answer");
                         self.found(Kind::Untrue, true, what);
                     }
+                }
+            }
+        }
+    }
+
+    /// The late answers that are on record as messages: whose, and their runs.
+    fn sent_on(&self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
+        let routed = self.session.routed.iter().flat_map(|routed| &routed.messages);
+        routed.filter_map(|message| match &message.decision {
+            MessageDecision::Message { run, .. } => Some((message.id.strip_prefix("late-")?, run.as_str())),
+            _ => None,
+        })
+    }
+
+    fn is_sent_on(&mut self, reply: &str, about: &str) {
+        if !self.sent_on().any(|(of, _)| of == reply) {
+            let what = format!("the late answer {reply} to \"{about}\" is no message to the agent");
+            self.found(Kind::Lost, true, what);
+        }
+    }
+
+    /// Rule R3: a late answer goes to the agent once where the policy says so; a secret never.
+    fn late_answers(&mut self) {
+        for (reply, run) in self.sent_on().collect::<Vec<_>>() {
+            let submitted = self.session.replies.iter().find(|submitted| submitted.id == reply);
+            let said = reply.strip_prefix("message-");
+            let said = said.and_then(|id| self.session.said.iter().find(|said| said.message == id));
+            let says = match (submitted.map(|submitted| &submitted.content), said) {
+                (Some(Content::Values(values)), _) => values.concat(),
+                (None, Some(said)) => said.text.clone(),
+                (other, _) => {
+                    let what = format!("the late reply {reply} went to the agent: {other:?}");
+                    self.found(Kind::Misrouted, false, what);
+                    continue;
+                }
+            };
+            if !self.history.late_as_message {
+                let what = format!("the late answer {reply} went to the agent, and is to be rejected");
+                self.found(Kind::Misrouted, false, what);
+            }
+            let key = format!("{run}:user");
+            let rows: Vec<&Row> = self.session.rows.iter().filter(|row| row.key == key).collect();
+            match rows[..] {
+                [] if self.interrupted() => {}
+                [] => self.found(Kind::Lost, true, format!("the agent has not got the late answer {reply}")),
+                [row] if row.text.starts_with("Late answer to ") && row.text.contains(&says) => {}
+                [row] => {
+                    let what = format!(
+                        "the late answer {reply} said \"{says}\", and the agent got \"{}\"",
+                        row.text
+                    );
+                    self.found(Kind::Misrouted, false, what);
+                }
+                _ => {
+                    let what = format!("the agent got the late answer {reply} {} times", rows.len());
+                    self.found(Kind::Doubled, false, what);
                 }
             }
         }

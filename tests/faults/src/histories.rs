@@ -16,8 +16,8 @@ use crate::world::SharedWorld;
 /// # Errors
 /// A part of the world does not start again.
 pub async fn run(world: &SharedWorld, plan: &Plan) -> Result<Settled> {
-    let breaks = plan.breaks.clone();
-    let settled = play(world, &format!("h{}", plan.seed), &plan.sessions, &breaks).await?;
+    world.forget_breaks();
+    let settled = play(world, &format!("h{}", plan.seed), &plan.sessions, &plan.breaks).await?;
     world.disarm().await?;
     Ok(settled)
 }
@@ -32,19 +32,12 @@ pub async fn play(
     sessions: &[SessionPlan],
     breaks: &[(u64, Break)],
 ) -> Result<Settled> {
-    world.forget_outage();
     let keeper = tokio::spawn(keep(world.clone()));
     let start = |(n, plan): (usize, &SessionPlan)| Person::start(world, &format!("{tag}s{n}"), plan);
     let people: Vec<Arc<Person>> = sessions.iter().enumerate().map(start).collect();
-    let happen = breaks.iter().map(|(at, one)| {
-        let people = &people;
-        async move {
-            tokio::time::sleep(Duration::from_millis(*at)).await;
-            if *one == Break::RestartGateway {
-                people.iter().for_each(|person| person.gateway_was_restarted());
-            }
-            one.happen(world).await
-        }
+    let happen = breaks.iter().map(async |(at, one)| {
+        tokio::time::sleep(Duration::from_millis(*at)).await;
+        one.happen(world).await
     });
     futures::future::try_join_all(happen).await?;
     let settled = settle(world, &people).await;

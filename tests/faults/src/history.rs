@@ -1,5 +1,7 @@
 //! What is recorded of some sessions: what the bucket has, and what each scripted party saw.
 
+use std::collections::BTreeSet;
+
 use ask_core::entry::Entry;
 use ask_core::session::Session;
 use serde::{Deserialize, Serialize};
@@ -10,12 +12,34 @@ use serde_json::Value;
 pub struct History {
     /// The sessions.
     pub sessions: Vec<SessionHistory>,
-    /// Something was killed, broken or late.
-    pub disturbed: bool,
+    /// What was killed, frozen, cut off or late.
+    pub broken: BTreeSet<Part>,
+    /// When the Gateway was restarted last, in milliseconds since 1970.
+    pub gateway_restarted_ms: Option<u64>,
+    /// A late answer goes to the agent as a message.
+    pub late_as_message: bool,
+    /// How many questions of a run may wait at once.
+    pub per_run: usize,
     /// For how long something was away on purpose, in milliseconds.
     pub outage_ms: u64,
     /// When this was read, in milliseconds since 1970.
     pub read_ms: u64,
+}
+
+/// Something that breaks; with each service its roads to the server and to its clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// A router.
+    Router,
+    /// An adapter.
+    Adapter,
+    /// An emitter.
+    Emitter,
+    /// nats-server.
+    Nats,
+    /// The Gateway.
+    Gateway,
 }
 
 /// One chat of one person with the agent.
@@ -49,8 +73,6 @@ pub struct SessionHistory {
     pub sends: Vec<Sent>,
     /// Its run was aborted at the Gateway itself.
     pub aborted: bool,
-    /// The Gateway was restarted.
-    pub gateway_restarted: bool,
     /// What its front end could not make sense of.
     pub complaints: Vec<String>,
     /// What has not come to its end yet.
@@ -99,6 +121,8 @@ pub struct Submitted {
     pub user: String,
     /// Text of the question.
     pub question: String,
+    /// Id of the question, which an agent that asks again can't give twice.
+    pub to: String,
     /// What it says.
     pub content: Content,
     /// One for each time that it was sent and answered.
@@ -130,6 +154,8 @@ pub struct Told {
     pub result: String,
     /// Who is said to have been first.
     pub by: Option<String>,
+    /// It is said to have gone to the agent as a message.
+    pub as_message: bool,
 }
 
 /// An outcome given at the Gateway.
@@ -143,9 +169,11 @@ pub struct Local {
     pub accepted: bool,
 }
 
-/// Stop, as the owner pressed it.
+/// Stop, as the owner pressed or typed it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Stop {
+    /// The message by which it was typed.
+    pub message: Option<String>,
     /// When it was pressed, in milliseconds since 1970.
     pub pressed_ms: u64,
     /// When it was confirmed.

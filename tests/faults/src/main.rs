@@ -86,6 +86,14 @@ impl Job {
             Self::History(plan) => format!("seed {}", plan.seed),
         }
     }
+
+    /// In which worlds it can run.
+    fn late_as_message(&self) -> bool {
+        match self {
+            Self::Case(_, case) => case.late_as_message,
+            Self::History(plan) => plan.late_as_message,
+        }
+    }
 }
 
 /// What came of all.
@@ -113,6 +121,7 @@ async fn run(cli: Cli) -> Result<bool> {
         folder: folder.path().join(name),
         mutant: cli.mutant,
         crash_provision: None,
+        late_as_message: false,
         services: &Service::ALL,
     };
     if cli.mutants {
@@ -120,6 +129,7 @@ async fn run(cli: Cli) -> Result<bool> {
     }
     let all = !cli.matrix && cli.histories.is_none() && cli.seed.is_none() && cli.deadlines.is_none();
     let mut jobs = VecDeque::new();
+    let whole_matrix = (cli.matrix || all) && cli.only.is_none();
     if cli.matrix || all {
         let wanted = |case: &Case| cli.only.as_ref().is_none_or(|only| case.name.contains(only));
         let cases = cases().into_iter().filter(wanted).enumerate();
@@ -142,10 +152,12 @@ async fn run(cli: Cli) -> Result<bool> {
         },
         None => None,
     };
-    let good = sum.findings.is_empty() && due.as_ref().is_none_or(Deadlines::is_good);
+    let points = crash_points();
+    let missing: Vec<&String> = points.difference(&sum.covered).filter(|_| whole_matrix).collect();
+    let good = sum.findings.is_empty() && missing.is_empty() && due.as_ref().is_none_or(Deadlines::is_good);
     let count = |kind| sum.findings.iter().filter(|(_, finding)| finding.kind == kind).count();
     let mut line = json!({
-        "crash_points": {"covered": sum.covered.len(), "of": Effect::ALL.len() * 2},
+        "crash_points": {"covered": sum.covered.len(), "of": points.len()},
         "histories": sum.histories,
         "lives": sum.lives,
         "lost": count(Kind::Lost),
@@ -160,6 +172,9 @@ async fn run(cli: Cli) -> Result<bool> {
     if !good {
         let names: BTreeSet<&str> = sum.findings.iter().map(|(name, _)| name.as_str()).collect();
         eprintln!("faults: found something in: {}", names.into_iter().collect::<Vec<_>>().join("; "));
+        if !missing.is_empty() {
+            eprintln!("faults: not covered: {missing:?}");
+        }
         eprintln!("faults: logs and records are in {}", folder.keep().display());
     }
     println!("{line}");
@@ -183,14 +198,18 @@ async fn work(
             let mut world: Option<SharedWorld> = None;
             let mut number = 0;
             loop {
-                let Some(job) = lock(&jobs).pop_front() else { return anyhow::Ok(()) };
+                let policy = world.as_ref().map(|world| world.options().late_as_message);
+                let Some(job) = next_job(&mut lock(&jobs), policy) else { return anyhow::Ok(()) };
                 let began = Instant::now();
-                let current = match world.take() {
+                let late_as_message = job.late_as_message();
+                let fits = |world: &SharedWorld| world.options().late_as_message == late_as_message;
+                let current = match world.take().filter(fits) {
                     Some(world) => world,
                     None => {
                         number += 1;
                         let folder = options.folder.join(number.to_string());
-                        let started = World::start(WorldOptions { folder, ..options.clone() }).await;
+                        let started =
+                            World::start(WorldOptions { folder, late_as_message, ..options.clone() }).await;
                         Arc::new(started.inspect_err(|_| lock(&jobs).clear())?)
                     }
                 };
@@ -226,6 +245,17 @@ async fn work(
     Ok(sum.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
+/// The next piece of work, one for a world with this policy where there is any.
+fn next_job(jobs: &mut VecDeque<Job>, policy: Option<bool>) -> Option<Job> {
+    let fits = jobs.iter().position(|job| policy.is_none_or(|policy| job.late_as_message() == policy));
+    jobs.remove(fits.unwrap_or(0))
+}
+
+/// All that a whole matrix covers, as `name:side`.
+fn crash_points() -> BTreeSet<String> {
+    Effect::ALL.iter().flat_map(|effect| ["before", "after"].map(|side| format!("{effect}:{side}"))).collect()
+}
+
 fn note(
     sum: &Mutex<Sum>,
     total: usize,
@@ -239,7 +269,8 @@ fn note(
     sum.lives += settled.lives;
     let name = job.name();
     match job {
-        Job::Case(_, case) => sum.covered.extend(case.covers()),
+        Job::Case(_, case) if settled.findings.is_empty() => sum.covered.extend(case.covers()),
+        Job::Case(..) => {}
         Job::History(_) => sum.histories += 1,
     }
     let verdict = if settled.findings.is_empty() { "ok" } else { "FOUND" };

@@ -21,6 +21,8 @@ pub struct Case {
     pub name: String,
     /// The effect at which processes abort, and which occurrence.
     point: Option<(Effect, &'static str, u32)>,
+    /// A late answer goes to the agent as a message.
+    pub late_as_message: bool,
     sessions: Vec<SessionPlan>,
 }
 
@@ -31,8 +33,8 @@ pub fn service_of(effect: Effect) -> Service {
         Asked | Returned | Run | Lease | Boot | McpSession | ChatDone | ChatLater | ChatWorking
         | ChatParked | AnswerAbort | AnswerAgents | Seal => Service::Adapter,
         Presence | PresenceClear => Service::Emitter,
-        Decided | Steps | Late | GivenAgain | Session | Chat | Dead | Step | AnswerReply | AnswerOutcome
-        | AnswerSay | AnswerStop | AnswerShown | Refuse => Service::Router,
+        Decided | Steps | Late | GivenAgain | Session | Chat | Dead | DeadDropped | Step | AnswerReply
+        | AnswerOutcome | AnswerSay | AnswerStop | AnswerShown | Refuse => Service::Router,
     }
 }
 
@@ -48,6 +50,10 @@ fn lives(effect: Effect) -> Vec<(u32, Vec<SessionPlan>)> {
     let typed = |road| SessionPlan::new("typed", road, &[(100, Type)]);
     let late = |road| SessionPlan::new("late", road, &[(50, Choose(1)), (300, Choose(2))]);
     let expiry = |road| SessionPlan::new("expiry", road, &[]).within(2);
+    let stop = |road| SessionPlan::new("stop", road, &[(100, Stop)]);
+    let stops = || vec![stop(Road::Plugin), stop(Road::Native)];
+    // What is typed after it must not be stopped with it.
+    let stop_typed = |road| SessionPlan::new("stop typed", road, &[(100, TypeStop), (400, TypeBlind)]);
     match effect {
         Effect::Asked => vec![(1, both()), (1, vec![choose(Road::Secret)])],
         Effect::Decided => vec![
@@ -56,7 +62,10 @@ fn lives(effect: Effect) -> Vec<(u32, Vec<SessionPlan>)> {
             (1, vec![expiry(Road::Native), expiry(Road::Plugin)]),
             (1, vec![typed(Road::Plugin)]),
             (1, vec![SessionPlan::new("stop", Road::Plugin, &[(100, Stop)])]),
+            (1, vec![stop_typed(Road::Native), stop_typed(Road::Plugin)]),
+            (4, vec![SessionPlan { questions: 5, ..slow(Road::Plugin) }]),
         ],
+        Effect::AnswerSay => vec![(1, both()), (2, vec![stop_typed(Road::Plugin)])],
         Effect::Returned => vec![
             (1, vec![choose(Road::Native)]),
             (1, vec![choose(Road::Plugin)]),
@@ -71,8 +80,9 @@ fn lives(effect: Effect) -> Vec<(u32, Vec<SessionPlan>)> {
             ),
         ],
         Effect::Steps => vec![(1, vec![slow(Road::Native), slow(Road::Plugin)])],
-        // Needs an agent that asks again: crates/ask-router/tests/router.rs has it.
-        Effect::GivenAgain => Vec::new(),
+        Effect::GivenAgain => {
+            vec![(1, vec![SessionPlan::new("asked again", Road::Plugin, &[(50, AskAgain)])])]
+        }
         Effect::Late => vec![(1, vec![late(Road::Native), late(Road::Plugin)])],
         Effect::Session => vec![
             (1, both()),
@@ -85,13 +95,8 @@ fn lives(effect: Effect) -> Vec<(u32, Vec<SessionPlan>)> {
         Effect::AnswerOutcome => {
             vec![(1, vec![SessionPlan::new("at the gateway", Road::Native, &[(50, AnswerAtGateway)])])]
         }
-        Effect::AnswerStop | Effect::AnswerAbort => vec![(
-            1,
-            vec![
-                SessionPlan::new("stop", Road::Plugin, &[(100, Stop)]),
-                SessionPlan::new("stop", Road::Native, &[(100, Stop)]),
-            ],
-        )],
+        Effect::AnswerStop => vec![(1, stops())],
+        Effect::AnswerAbort => vec![(1, stops()), (1, vec![stop_typed(Road::Plugin)])],
         Effect::Lease => vec![(1, both()), (2, vec![slow(Road::Native), slow(Road::Plugin)])],
         Effect::McpSession => vec![(1, vec![choose(Road::Mcp)])],
         Effect::ChatLater => vec![(1, vec![messages()])],
@@ -110,11 +115,14 @@ pub fn cases() -> Vec<Case> {
                     .iter()
                     .map(|session| format!("{} {}", session.name, road(session.road)))
                     .collect();
-                all.push(Case {
-                    name: format!("{effect}:{side}:{n} ({})", titles.join(", ")),
-                    point: Some((effect, side, n)),
-                    sessions: sessions.clone(),
-                });
+                let name = format!("{effect}:{side}:{n} ({})", titles.join(", "));
+                let point = Some((effect, side, n));
+                let case = Case { name, point, late_as_message: false, sessions: sessions.clone() };
+                if matches!(effect, Effect::Late) {
+                    let name = format!("{}, sent on", case.name);
+                    all.push(Case { name, late_as_message: true, ..case.clone() });
+                }
+                all.push(case);
             }
         }
     }
@@ -123,7 +131,7 @@ pub fn cases() -> Vec<Case> {
             let session = SessionPlan::new("choose", road, &[(50, What::Choose(1))]);
             let session = SessionPlan { kill_nats: Some(moment), ..session };
             let name = format!("nats-server when {} ({})", text(&json!(moment)), self::road(road));
-            all.push(Case { name, point: None, sessions: vec![session] });
+            all.push(Case { name, point: None, late_as_message: false, sessions: vec![session] });
         }
     }
     all
@@ -150,6 +158,7 @@ impl Case {
     /// # Errors
     /// A part of the world does not start again.
     pub async fn run(&self, world: &SharedWorld, tag: &str) -> Result<Settled> {
+        world.forget_breaks();
         let Some((effect, side, n)) = self.point else {
             return play(world, tag, &self.sessions, &[]).await;
         };
@@ -159,6 +168,14 @@ impl Case {
             let options = WorldOptions { folder, crash_provision: Some(at), ..world.options().clone() };
             let world = Arc::new(World::start(options).await?);
             return play(&world, tag, &self.sessions, &[]).await;
+        }
+        if effect == Effect::DeadDropped {
+            let mut settled = play(world, tag, &self.sessions, &[]).await?;
+            if let Some(what) = drop_dead_letter(world, &at).await? {
+                let session = String::new();
+                settled.findings.push(Finding { kind: Kind::Untrue, session, what, heals: false });
+            }
+            return Ok(settled);
         }
         let service = service_of(effect);
         for index in 0..2 {
@@ -186,6 +203,32 @@ impl Case {
         }
         Ok(settled)
     }
+}
+
+/// An operator's `askctl dead drop` crashes there, and is repeated; what is wrong then.
+async fn drop_dead_letter(world: &World, at: &str) -> Result<Option<String>> {
+    world.publish_raw("say.openclaw.nonsense", None, "no JSON").await?;
+    let give_up = std::time::Instant::now() + Duration::from_secs(30);
+    let letter = loop {
+        if let Some(letter) = world.bus.dead_letters().await?.pop() {
+            break letter;
+        }
+        if std::time::Instant::now() > give_up {
+            bail!("what can't be read was not parked within 30 s");
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let number = letter.number.to_string();
+    let drop = ["dead", "drop", number.as_str()];
+    if !world.askctl(&drop, Some(at)).await? {
+        return Ok(Some("its crash point was not reached".into()));
+    }
+    // Before or after its drop: the letter is there or not, and an operator repeats it.
+    let was_there = world.bus.dead_letter(letter.number).await?.is_some();
+    let dropped = world.askctl(&drop, None).await?;
+    let is_there = world.bus.dead_letter(letter.number).await?.is_some();
+    let wrong = is_there || dropped != was_there || was_there != at.contains("before");
+    Ok(wrong.then(|| format!("the letter was there: {was_there}; dropped: {dropped}; is there: {is_there}")))
 }
 
 /// Makes happen what no session does by itself.

@@ -92,11 +92,17 @@ pub enum What {
     SkipAtGateway,
     /// The owner presses Stop.
     Stop,
+    /// The owner types `/stop`.
+    TypeStop,
+    /// The Gateway goes down, the owner replies, and the agent of the next Gateway asks the same.
+    AskAgain,
     /// Somebody stops the run at the Control UI.
     Abort,
     /// The connection of the open stream breaks.
     Cut,
 }
+
+const STOP: &str = "/stop";
 
 /// A step of a life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -126,6 +132,11 @@ impl SessionPlan {
     pub fn new(name: &'static str, road: Road, actions: &[(u64, What)]) -> Self {
         let actions = actions.iter().map(|&(after_ms, what)| Action { after_ms, what }).collect();
         Self { name, road, questions: 1, timeout_s: LONG_S, actions, kill_nats: None }
+    }
+
+    /// Whether somebody does this in it.
+    pub fn does(&self, what: What) -> bool {
+        self.actions.iter().any(|action| action.what == what)
     }
 
     /// With another timeout, in seconds.
@@ -267,6 +278,8 @@ impl Person {
                 .collect();
             history.lives.push(Life { values });
         }
+        // What was asked again comes after what it repeats.
+        history.lives.sort_by_key(|life| life.last().map(|written| written.entry.asked_at));
         history.routed = bus.session(&self.session).await?.map(|stored| stored.value);
         let own = |session: &str| session == self.session.session;
         history.calls = saw.outcomes.iter().filter(|call| own(&call.session)).map(call).collect();
@@ -300,12 +313,12 @@ impl Person {
         !lock(&self.waiting).is_empty()
     }
 
-    /// Says that the Gateway was restarted meanwhile.
-    pub fn gateway_was_restarted(&self) {
-        lock(&self.record).gateway_restarted = true;
+    fn first_message(&self) -> String {
+        self.message_that_ends("thanks")
     }
 
-    fn first_message(&self) -> String {
+    /// What makes the agent do what the plan says, and say these words then.
+    fn message_that_ends(&self, words: &str) -> String {
         let tag = &self.tag;
         let tool = match self.plan.road {
             Road::Native => "ask_user",
@@ -315,8 +328,8 @@ impl Person {
         let calls: Vec<String> =
             (0..self.plan.questions).map(|n| format!("CALL {tool} {}", self.args(n))).collect();
         match self.plan.road {
-            Road::Nothing(words) => format!("{tag} hello SLOW {words}"),
-            _ => format!("{} THEN {tag} thanks", calls.join(" ")),
+            Road::Nothing(slow) => format!("{tag} hello SLOW {slow}"),
+            _ => format!("{} THEN {tag} {words}", calls.join(" ")),
         }
     }
 
@@ -350,7 +363,17 @@ impl Person {
         {
             let said = &mut lock(&self.record).said;
             let hurried = said.last().is_some_and(|last| !last.heard && !arrived(last));
-            said.push(Said { message, text: text.clone(), heard: false, hurried, ended: None });
+            said.push(Said {
+                message: message.clone(),
+                text: text.clone(),
+                heard: false,
+                hurried,
+                ended: None,
+            });
+        }
+        if text == STOP {
+            let stop = Stop { message: Some(message), pressed_ms: Timestamp::now().0, told_ms: None };
+            lock(&self.record).stops.push(stop);
         }
         let (here, waits) = (self.clone(), self.waits(format!("the turn of \"{text}\" has not ended")));
         self.spawn(async move {
@@ -377,27 +400,35 @@ impl Person {
                 }
             };
             let message = turn.message();
-            let mut record = lock(&self.record);
-            let Some(said) = record.said.iter_mut().find(|said| said.message == message) else { return };
-            match line {
-                Ok(Some(line)) => {
-                    // A status may say that it is not taken yet.
-                    said.heard |= line["type"] != "status";
-                    if line["type"] == "end" {
-                        said.ended = Some(text(&line["reason"]));
-                    }
-                    drop(record);
-                    if line["type"] == "ask" {
-                        self.asked(message, &line);
-                    }
-                }
-                Ok(None) => return,
-                Err(error) => {
-                    record.complaints.push(format!("the emitter refused a turn: {error:#}"));
-                    return;
-                }
+            let Some(line) = self.heard(message, line) else { return };
+            if line["type"] == "ask" {
+                self.asked(message, &line);
             }
         }
+    }
+
+    /// Records a line of the stream of a message; none where it ends.
+    fn heard(&self, message: &str, line: Result<Option<Value>>) -> Option<Value> {
+        let record = &mut *lock(&self.record);
+        let line = match line {
+            Ok(line) => line?,
+            Err(error) => {
+                record.complaints.push(format!("the emitter refused a turn: {error:#}"));
+                return None;
+            }
+        };
+        let said = record.said.iter_mut().find(|said| said.message == message)?;
+        // A status may say that it is not taken yet.
+        said.heard |= line["type"] != "status";
+        if line["type"] == "end" {
+            let reason = text(&line["reason"]);
+            let stop = record.stops.iter_mut().find(|stop| stop.message.as_deref() == Some(message));
+            if let Some(stop) = stop.filter(|_| reason == "stopped") {
+                stop.told_ms = Some(Timestamp::now().0);
+            }
+            said.ended = Some(reason);
+        }
+        Some(line)
     }
 
     /// A question is to be shown; it may be shown again.
@@ -412,18 +443,24 @@ impl Person {
             // It is repeated for a while; what is asked again is reported again.
             let _ = here.front.shown(&at, &shown, "delivered").await;
         });
-        if !lock(&self.asked).insert(question.clone()) {
+        if !lock(&self.asked).insert(ask.question.clone()) {
             return;
         }
+        let again = lock(&self.record).shown.contains(&question);
         lock(&self.record).shown.push(question.clone());
         self.moment(Moment::Shown);
         let place = Place { message: message.to_owned(), ask };
-        if question.contains("asks 0:") {
+        if again {
+            // The record may have answered it by then.
+            self.act(Action { after_ms: 2500, what: What::Choose(2) }, Some(place));
+        } else if question.contains("asks 0:") {
             for action in self.plan.actions.clone() {
                 self.act(action, Some(place.clone()));
             }
         } else {
-            self.act(Action { after_ms: 30, what: What::Choose(1) }, Some(place));
+            // Of many, so late that all of them wait at once.
+            let after_ms = if self.plan.questions > 2 { 1500 } else { 30 };
+            self.act(Action { after_ms, what: What::Choose(1) }, Some(place));
         }
     }
 
@@ -442,6 +479,8 @@ impl Person {
             (What::Type | What::TypeBlind, _) => {
                 self.say(format!("{} types {number}.", self.tag), what == What::TypeBlind);
             }
+            (What::TypeStop, _) => self.say(STOP.into(), false),
+            (What::AskAgain, Some(place)) => self.ask_again(number, place).await,
             (What::Stop, _) => self.stream.send_modify(|stream| stream.stopped = true),
             (What::Cut, _) => self.stream.send_modify(|stream| stream.cuts += 1),
             (What::Abort, _) => {
@@ -463,6 +502,15 @@ impl Person {
         };
         let accepted = accepted.is_ok();
         lock(&self.record).local.push(Local { question, values, accepted });
+    }
+
+    async fn ask_again(self: &Arc<Self>, number: u64, place: Place) {
+        self.world.kill_gateway();
+        self.reply(What::Choose(1), number, place).await;
+        if let Err(error) = self.world.start_gateway().await {
+            lock(&self.record).complaints.push(format!("the gateway did not start again: {error:#}"));
+        }
+        self.say(self.message_that_ends("goes on"), false);
     }
 
     async fn reply(self: &Arc<Self>, what: What, number: u64, place: Place) {
@@ -493,8 +541,8 @@ impl Person {
                 if secret { Content::Secret(own_words) } else { Content::Values(vec![own_words]) }
             }
         };
-        let question = question_of(&ask);
-        let submitted = Submitted { id: id.clone(), user, question, content, told: Vec::new() };
+        let (question, to) = (question_of(&ask), ask.question);
+        let submitted = Submitted { id: id.clone(), user, question, to, content, told: Vec::new() };
         lock(&self.record).replies.push(submitted);
         self.moment(Moment::Replied);
         let send = || self.until_told(&id, &body);
@@ -515,7 +563,8 @@ impl Person {
         let (result, error) = (text(&answer["result"]), text(&answer["error"]["code"]));
         let result = if result.is_empty() { error } else { result };
         let by = answer["by"].as_str().map(str::to_owned);
-        let told = Told { at_ms: Timestamp::now().0, status, result, by };
+        let as_message = text(&answer["message"]).contains("went to the agent as a message");
+        let told = Told { at_ms: Timestamp::now().0, status, result, by, as_message };
         let mut record = lock(&self.record);
         if let Some(reply) = record.replies.iter_mut().find(|reply| reply.id == id) {
             reply.told.push(told);
@@ -526,7 +575,7 @@ impl Person {
         let pressed_ms = Timestamp::now().0;
         let at = {
             let mut record = lock(&self.record);
-            record.stops.push(Stop { pressed_ms, told_ms: None });
+            record.stops.push(Stop { message: None, pressed_ms, told_ms: None });
             record.stops.len() - 1
         };
         let owner = lock(&self.record).owner.clone();

@@ -11,8 +11,13 @@ use rustix::process::Signal;
 use serde::Serialize;
 use testkit::gateway::Fault as GatewayFault;
 
+use crate::history::Part;
 use crate::person::{Road, SessionPlan, What};
 use crate::world::{ReplicaId, Service, SharedWorld};
+
+/// Effects of programs and of people that no history has.
+const NOT_IN_A_HISTORY: [Effect; 4] =
+    [Effect::Seal, Effect::DeadDropped, Effect::McpSession, Effect::AnswerAgents];
 
 /// What happens in one history.
 #[derive(Debug, Clone, Serialize)]
@@ -21,6 +26,8 @@ pub struct Plan {
     pub seed: u64,
     /// Sessions that go on at the same time.
     pub sessions: Vec<SessionPlan>,
+    /// A late answer goes to the agent as a message.
+    pub late_as_message: bool,
     /// What breaks, and how long after the start, in milliseconds.
     pub breaks: Vec<(u64, Break)>,
 }
@@ -70,13 +77,15 @@ pub enum Break {
 impl Plan {
     /// The history of this seed.
     pub fn new(seed: u64) -> Self {
+        use What::AskAgain;
         let mut rng = StdRng::seed_from_u64(seed);
-        let sessions = (0..rng.random_range(2..=4)).map(|_| session(&mut rng)).collect();
+        let sessions: Vec<SessionPlan> = (0..rng.random_range(2..=4)).map(|_| session(&mut rng)).collect();
         let mut breaks: Vec<(u64, Break)> =
             (0..rng.random_range(1..=4)).map(|_| (rng.random_range(0..2000), a_break(&mut rng))).collect();
         breaks.sort_by_key(|(at, _)| *at);
         // The server and the Gateway go down once at the most.
-        let mut seen = Vec::new();
+        let asks_again = sessions.iter().any(|session| session.does(AskAgain));
+        let mut seen = if asks_again { vec!["gateway"] } else { Vec::new() };
         breaks.retain(|(_, one)| {
             let whose = match one {
                 Break::KillNats(_) | Break::FreezeNats(_) => "nats",
@@ -87,14 +96,15 @@ impl Plan {
             seen.push(whose);
             first
         });
-        Self { seed, sessions, breaks }
+        Self { seed, sessions, late_as_message: seed.is_multiple_of(2), breaks }
     }
 
     /// What it is about, in a few words.
     pub fn title(&self) -> String {
         let sessions: Vec<&str> = self.sessions.iter().map(|session| session.name).collect();
         let breaks: Vec<String> = self.breaks.iter().map(|(at, one)| format!("{one} at {at}")).collect();
-        format!("{}; {}", sessions.join(", "), breaks.join(", "))
+        let late = if self.late_as_message { "; late answers are sent on" } else { "" };
+        format!("{}; {}{late}", sessions.join(", "), breaks.join(", "))
     }
 }
 
@@ -119,7 +129,7 @@ fn session(rng: &mut StdRng) -> SessionPlan {
     let near = at + rng.random_range(0..8);
     let gateway = if road == Road::Native { AnswerAtGateway } else { Abort };
     let plan = |name, actions: &[(u64, What)]| SessionPlan::new(name, road, actions);
-    match rng.random_range(0..17) {
+    match rng.random_range(0..22) {
         0 => plan("choose", &[(at, Choose(1))]),
         1 => plan("words", &[(at, Words)]),
         2 => plan("twice", &[(at, Twice)]),
@@ -147,6 +157,14 @@ fn session(rng: &mut StdRng) -> SessionPlan {
             plan("at the deadline", &[(around, Choose(1)), (around + 20, Choose(2))]).within(timeout_s)
         }
         16 => plan("expiry", &[]).within(rng.random_range(1..=2)),
+        17 => plan("stop typed", &[(at, TypeStop), (near, Choose(1)), (at + 500, TypeBlind)]),
+        18 => plan("late", &[(at, Choose(1)), (at + 300, Choose(2)), (at + 320, Words)]),
+        19 => {
+            // The Gateway's own tool asks one at a time.
+            let many = SessionPlan::new("too many", Road::Plugin, &[(at, Choose(1))]);
+            SessionPlan { questions: 5, ..many }
+        }
+        20 if road == Road::Plugin && rng.random_bool(0.5) => plan("asked again", &[(at, AskAgain)]),
         _ if rng.random_bool(0.5) => {
             let two = plan("two at once", &[(at, Choose(1))]);
             let road = if road == Road::Native { Road::Plugin } else { road };
@@ -174,11 +192,8 @@ fn a_break(rng: &mut StdRng) -> Break {
         7..=8 => Break::KillNats(short),
         9 => Break::FreezeNats(short * 2),
         10..=11 => {
-            let effects: Vec<Effect> = Effect::ALL
-                .iter()
-                .copied()
-                .filter(|effect| !matches!(effect, Effect::Seal | Effect::McpSession | Effect::AnswerAgents))
-                .collect();
+            let effects: Vec<Effect> =
+                Effect::ALL.iter().copied().filter(|effect| !NOT_IN_A_HISTORY.contains(effect)).collect();
             let effect = effects.choose(rng).copied().unwrap_or(Effect::Decided);
             let side = if rng.random_bool(0.5) { "before" } else { "after" };
             let id = (crate::matrix::service_of(effect), id.1);
@@ -211,6 +226,14 @@ impl Break {
             world.add_outage(time + Duration::from_secs(2));
             tokio::time::sleep(time)
         };
+        match self {
+            Self::CutNats(id) | Self::LoseNats(id) | Self::DelayNats(id, _) => world.broke(id.0.part()),
+            Self::CutEmitters | Self::DelayEmitters(_) | Self::LoseEmitters(_) => world.broke(Part::Emitter),
+            Self::LoseAdapters(_) | Self::CutAdapters => world.broke(Part::Adapter),
+            Self::CutGateway | Self::GatewayLoses(_) | Self::GatewayDelays(..) => world.broke(Part::Gateway),
+            // The world itself knows what it kills or stops.
+            _ => {}
+        }
         match self {
             Self::Kill(id, down) => {
                 world.kill_replica(*id).await?;
@@ -266,8 +289,8 @@ impl Break {
                 world.gateway.fault(method, GatewayFault::Delay(Duration::from_millis(*late)));
             }
             Self::RestartGateway => {
-                world.add_outage(Duration::from_secs(5));
-                world.gateway.restart().await?;
+                world.kill_gateway();
+                world.start_gateway().await?;
             }
         }
         Ok(())

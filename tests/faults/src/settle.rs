@@ -9,7 +9,7 @@ use ask_core::time::Timestamp;
 use crate::checker::{Finding, Kind, check};
 use crate::history::History;
 use crate::person::{GatewaySaw, Person};
-use crate::world::{GATEWAY, SharedWorld};
+use crate::world::{GATEWAY, PER_RUN, SharedWorld};
 
 /// How long everything may take to come to its end once nothing is away any more.
 const PATIENCE: Duration = Duration::from_secs(75);
@@ -74,7 +74,10 @@ async fn read(world: &SharedWorld, people: &[Arc<Person>]) -> Result<History> {
         let saw = GatewaySaw::now(world);
         history.sessions.push(person.history(&saw).await?);
     }
-    history.disturbed = true;
+    history.broken = world.broken();
+    history.gateway_restarted_ms = world.gateway_restarted_ms();
+    history.late_as_message = world.options().late_as_message;
+    history.per_run = PER_RUN;
     history.outage_ms = world.outage().as_millis() as u64;
     history.read_ms = Timestamp::now().0;
     Ok(history)

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use ask_bus::{Bus, BusOptions, Mutant};
+use ask_core::time::Timestamp;
 use rand::Rng as _;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -19,11 +20,14 @@ use testkit::nats::{NatsOptions, NatsServer};
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
+use crate::history::Part;
 use crate::proxy::Proxy;
 
 /// Below the range from which the kernel takes ports for outgoing connections, and beside that of
 /// testkit: a service that is down keeps its port.
 const PORTS: std::ops::Range<u16> = 10_000..20_000;
+/// How many questions of a run may wait at once.
+pub const PER_RUN: usize = 3;
 /// The gateway's name on the bus.
 pub const GATEWAY: &str = "openclaw";
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -53,6 +57,15 @@ impl Service {
             Self::Emitter => "owui-emitter",
         }
     }
+
+    /// The same as a part that breaks.
+    pub fn part(self) -> Part {
+        match self {
+            Self::Router => Part::Router,
+            Self::Adapter => Part::Adapter,
+            Self::Emitter => Part::Emitter,
+        }
+    }
 }
 
 /// A replica, e.g. the second router.
@@ -69,6 +82,8 @@ pub struct WorldOptions {
     pub mutant: Option<Mutant>,
     /// `askctl provision` crashes at this point first.
     pub crash_provision: Option<String>,
+    /// A late answer goes to the agent as a message.
+    pub late_as_message: bool,
     /// Which services run.
     pub services: &'static [Service],
 }
@@ -92,6 +107,7 @@ pub struct World {
     /// Where each adapter listens.
     pub adapter_addresses: Vec<SocketAddr>,
     nats_proxies: Vec<(ReplicaId, Proxy)>,
+    provision: PathBuf,
     replicas: Mutex<Vec<Replica>>,
     options: WorldOptions,
     faults: Mutex<Faults>,
@@ -105,6 +121,8 @@ struct Faults {
     /// Ends that nobody asked for.
     unexpected: Vec<String>,
     outage: Duration,
+    broken: BTreeSet<Part>,
+    gateway_restarted_ms: Option<u64>,
 }
 
 struct Replica {
@@ -135,12 +153,12 @@ impl World {
             format!("[nats]\nurl = \"{}\"\n\n[askctl]\nkeys_dir = {keys:?}\n", nats.url()),
         )?;
         if let Some(at) = &options.crash_provision {
-            let crashed = provision_with(&options, &provision, Some(at)).await?;
-            if std::os::unix::process::ExitStatusExt::signal(&crashed) != Some(6) {
+            let crashed = askctl(&options, &provision, &["provision"], Some(at)).await?;
+            if !aborted(&crashed) {
                 bail!("askctl provision ended with {crashed}, and was to crash at {at}");
             }
         }
-        let provisioned = provision_with(&options, &provision, None).await?;
+        let provisioned = askctl(&options, &provision, &["provision"], None).await?;
         if !provisioned.success() {
             bail!("askctl provision ended with {provisioned}; see {}", options.folder.display());
         }
@@ -167,11 +185,17 @@ impl World {
                     format!("[nats]\nurl = \"nats://{}\"\nname = \"{name}\"\n\n", proxy.address);
                 let quiet = "[telemetry]\nlog_filter = \"info,opentelemetry=off\"\n\n";
                 let own = match service {
-                    // The deadlines are of far more questions than a person could be asked.
-                    Service::Router => format!(
-                        "[router.health]\nlisten = \"127.0.0.1:{health}\"\n\
-                         [router.limits]\nper_run = 1000000\nper_session = 1000000\nper_user = 1000000\n"
-                    ),
+                    Service::Router => {
+                        // The deadlines are of far more questions than a person could be asked.
+                        let is_alone = options.services == [Service::Router];
+                        let per_run = if is_alone { 1_000_000 } else { PER_RUN };
+                        let late = if options.late_as_message { "send_as_message" } else { "reject" };
+                        format!(
+                            "[router]\nlate_replies = \"{late}\"\n\n\
+                             [router.health]\nlisten = \"127.0.0.1:{health}\"\n\n\
+                             [router.limits]\nper_run = {per_run}\nper_session = 1000000\nper_user = 1000000\n"
+                        )
+                    }
                     Service::Adapter => {
                         let listen =
                             SocketAddr::from(([127, 0, 0, 1], next_http.next().context("a port for each")?));
@@ -223,6 +247,7 @@ impl World {
             adapter_token,
             adapter_addresses,
             nats_proxies,
+            provision,
             replicas: Mutex::new(replicas),
             options,
             faults: Mutex::default(),
@@ -282,6 +307,7 @@ impl World {
     /// # Errors
     /// There is no such replica.
     pub async fn kill_replica(&self, id: ReplicaId) -> Result<()> {
+        self.broke(id.0.part());
         let child = {
             let mut replicas = lock(&self.replicas);
             let replica = find(&mut replicas, id)?;
@@ -296,6 +322,7 @@ impl World {
 
     /// Sends a signal to a replica, such as SIGSTOP.
     pub fn signal_replica(&self, id: ReplicaId, signal: Signal) {
+        self.broke(id.0.part());
         let mut replicas = lock(&self.replicas);
         let pid = find(&mut replicas, id).ok().and_then(|replica| replica.child.as_ref()?.id());
         send(pid, signal);
@@ -303,6 +330,7 @@ impl World {
 
     /// Sends a signal to nats-server.
     pub fn signal_nats(&self, signal: Signal) {
+        self.broke(Part::Nats);
         send(self.nats.id(), signal);
     }
 
@@ -311,6 +339,7 @@ impl World {
     /// # Errors
     /// It does not start again.
     pub async fn restart_nats(&self, down: Duration) -> Result<()> {
+        self.broke(Part::Nats);
         self.add_outage(down + Duration::from_secs(2));
         self.nats.kill();
         tokio::time::sleep(down).await;
@@ -332,10 +361,10 @@ impl World {
             }
         }
         for (id, armed, status) in ended {
-            let aborted = std::os::unix::process::ExitStatusExt::signal(&status) == Some(6);
+            self.broke(id.0.part());
             {
                 let mut faults = lock(&self.faults);
-                if armed.is_some() && aborted {
+                if armed.is_some() && aborted(&status) {
                     faults.crashes += 1;
                 } else {
                     let name = id.0.program();
@@ -372,9 +401,54 @@ impl World {
         lock(&self.faults).outage
     }
 
-    /// Counts from zero again.
-    pub fn forget_outage(&self) {
-        lock(&self.faults).outage = Duration::ZERO;
+    /// A part breaks.
+    pub fn broke(&self, part: Part) {
+        lock(&self.faults).broken.insert(part);
+    }
+
+    /// What has broken since this was forgotten.
+    pub fn broken(&self) -> BTreeSet<Part> {
+        lock(&self.faults).broken.clone()
+    }
+
+    /// A new history begins: nothing was away and nothing has broken in it.
+    pub fn forget_breaks(&self) {
+        self.gateway.forget_faults();
+        let mut faults = lock(&self.faults);
+        faults.outage = Duration::ZERO;
+        faults.broken.clear();
+        faults.gateway_restarted_ms = None;
+    }
+
+    /// `kill -9` of the Gateway.
+    pub fn kill_gateway(&self) {
+        self.broke(Part::Gateway);
+        self.add_outage(Duration::from_secs(5));
+        self.gateway.kill();
+    }
+
+    /// Starts the Gateway that was killed.
+    ///
+    /// # Errors
+    /// It does not start again.
+    pub async fn start_gateway(&self) -> Result<()> {
+        self.gateway.start_again().await?;
+        lock(&self.faults).gateway_restarted_ms = Some(Timestamp::now().0);
+        Ok(())
+    }
+
+    /// When the Gateway was restarted last in this history, in milliseconds since 1970.
+    pub fn gateway_restarted_ms(&self) -> Option<u64> {
+        lock(&self.faults).gateway_restarted_ms
+    }
+
+    /// Runs `askctl`; true when it crashed at `crash_at`, or ended well where there is none.
+    ///
+    /// # Errors
+    /// It can't be started.
+    pub async fn askctl(&self, args: &[&str], crash_at: Option<&str>) -> Result<bool> {
+        let ended = askctl(&self.options, &self.provision, args, crash_at).await?;
+        Ok(if crash_at.is_some() { aborted(&ended) } else { ended.success() })
     }
 
     /// Replaces processes that still wait for their crash point, and waits until all are ready.
@@ -458,14 +532,15 @@ impl Drop for World {
     }
 }
 
-async fn provision_with(
+async fn askctl(
     options: &WorldOptions,
     config: &Path,
+    args: &[&str],
     crash_at: Option<&str>,
 ) -> Result<std::process::ExitStatus> {
     let log = File::options().create(true).append(true).open(options.folder.join("askctl.log"))?;
     let mut command = Command::new(options.programs.join("askctl"));
-    command.arg("--config").arg(config).arg("provision").stdin(Stdio::null());
+    command.arg("--config").arg(config).args(args).stdin(Stdio::null());
     command.stdout(log.try_clone()?).stderr(log).env_remove("CRASH_AT").env_remove("ASKBUS_MUTANT");
     if let Some(crash_at) = crash_at {
         command.env("CRASH_AT", crash_at);
@@ -474,6 +549,10 @@ async fn provision_with(
         command.env("ASKBUS_MUTANT", mutant.name());
     }
     command.status().await.context("start askctl")
+}
+
+fn aborted(ended: &std::process::ExitStatus) -> bool {
+    std::os::unix::process::ExitStatusExt::signal(ended) == Some(6)
 }
 
 fn find(replicas: &mut [Replica], id: ReplicaId) -> Result<&mut Replica> {

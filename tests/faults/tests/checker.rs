@@ -11,7 +11,8 @@ use ask_core::surface::Surface;
 use ask_core::time::Timestamp;
 use faults::checker::{Kind, check};
 use faults::history::{
-    Call, Content, History, Life, Local, Row, Said, Sent, SessionHistory, Stop, Submitted, Told, Written,
+    Call, Content, History, Life, Local, Part, Row, Said, Sent, SessionHistory, Stop, Submitted, Told,
+    Written,
 };
 use serde_json::json;
 
@@ -52,11 +53,18 @@ fn life(values: &[Entry]) -> Life {
 }
 
 fn submitted(id: &str, label: &str, result: &str) -> Submitted {
-    let told = Told { at_ms: 2_500, status: 200, result: result.into(), by: Some("alice".into()) };
+    let told = Told {
+        at_ms: 2_500,
+        status: 200,
+        result: result.into(),
+        by: Some("alice".into()),
+        as_message: false,
+    };
     Submitted {
         id: id.into(),
         user: "alice".into(),
         question: QUESTION.into(),
+        to: "q".into(),
         content: Content::Values(vec![label.into()]),
         told: vec![told],
     }
@@ -119,7 +127,14 @@ fn found(session: SessionHistory) -> Vec<(Kind, String)> {
 }
 
 fn found_at(session: SessionHistory, read_ms: u64) -> Vec<(Kind, String)> {
-    let history = History { sessions: vec![session], disturbed: false, outage_ms: 0, read_ms };
+    found_in(History { read_ms, ..history(session) })
+}
+
+fn history(session: SessionHistory) -> History {
+    History { sessions: vec![session], per_run: 1, read_ms: READ, ..Default::default() }
+}
+
+fn found_in(history: History) -> Vec<(Kind, String)> {
     check(&history).into_iter().map(|finding| (finding.kind, finding.what)).collect()
 }
 
@@ -150,8 +165,7 @@ fn a_question_that_is_pending_long_past_its_deadline_is_lost_for_good() {
     let mut session = good();
     session.lives = vec![life(&[asked()])];
     session.replies.clear();
-    let history =
-        History { sessions: vec![session], disturbed: false, outage_ms: 0, read_ms: DEADLINE.0 + 30_000 };
+    let history = History { read_ms: DEADLINE.0 + 30_000, ..history(session) };
     let finding = check(&history).into_iter().find(|finding| finding.what.contains("is pending")).unwrap();
     assert_eq!((finding.kind, finding.heals), (Kind::Lost, false));
 }
@@ -271,30 +285,208 @@ fn messages_reach_the_gateway_in_their_order() {
 
 #[test]
 fn unconfirmed_needs_something_that_was_interrupted() {
-    let change = |s: &mut SessionHistory| {
+    let change = |why: &str, s: &mut SessionHistory| {
         let answered = decided(&reply("r1", 1));
-        let unconfirmed = Returned::Unconfirmed { why: "run_ended".into() };
+        let unconfirmed = Returned::Unconfirmed { why: why.into() };
         let closed = answered.close(unconfirmed, Timestamp(3_000)).unwrap();
         s.lives = vec![life(&[asked(), answered, closed])];
     };
-    let (kind, what) = first(change);
+    let (kind, what) = first(|s| change("run_ended", s));
     assert_eq!((kind, what.contains("nothing was interrupted")), (Kind::Lost, true), "{what}");
+    let after = |why: &str, parts: &[Part], restarted: Option<u64>| {
+        let mut session = good();
+        change(why, &mut session);
+        let broken = parts.iter().copied().collect();
+        found_in(History { broken, gateway_restarted_ms: restarted, ..history(session) })
+    };
+    // What breaks elsewhere is no reason, and neither is any reason good for every word.
+    for (why, parts, restarted, is_good) in [
+        ("run_ended", &[Part::Adapter][..], None, true),
+        ("run_ended", &[Part::Router, Part::Emitter], None, false),
+        ("gateway_restart", &[Part::Gateway], Some(1_500), true),
+        ("gateway_restart", &[Part::Gateway], None, false),
+        ("no_proof", &[Part::Adapter, Part::Nats, Part::Gateway], Some(1_500), false),
+    ] {
+        assert_eq!(after(why, parts, restarted).is_empty(), is_good, "{why} {parts:?} {restarted:?}");
+    }
     let mut session = good();
-    change(&mut session);
-    let history = History { sessions: vec![session.clone()], disturbed: true, outage_ms: 0, read_ms: READ };
-    assert_eq!(check(&history), []);
+    change("run_ended", &mut session);
     session.aborted = true;
     assert_eq!(found(session), []);
 }
 
 #[test]
+fn what_was_asked_after_a_restart_of_the_gateway_is_not_interrupted_by_it() {
+    let lost = |restarted: u64| {
+        let session = SessionHistory { calls: Vec::new(), ..good() };
+        found_in(History { gateway_restarted_ms: Some(restarted), ..history(session) })
+    };
+    assert_eq!(lost(ASKED.0), []);
+    assert!(lost(ASKED.0 - 1)[0].1.contains("its call has got nothing"));
+}
+
+#[test]
+fn nothing_is_answered_long_after_its_deadline() {
+    let late = |by_ms: u64, outage_ms: u64| {
+        let mut session = good();
+        for written in &mut session.lives[0].values[1..] {
+            written.at_ms = DEADLINE.0 + by_ms;
+        }
+        session.replies[0].told[0].at_ms = DEADLINE.0 + by_ms + 1;
+        found_in(History { outage_ms, ..history(session) })
+    };
+    assert_eq!(late(8_000, 0), []);
+    assert_eq!(late(9_000, 2_000), []);
+    let (kind, what) = late(9_000, 0).remove(0);
+    assert_eq!((kind, what.contains("long after its deadline (9000 ms)")), (Kind::Misrouted, true), "{what}");
+}
+
+#[test]
+fn nothing_expires_early_by_the_clock_of_the_server_either() {
+    let expired = asked().expire(false, DEADLINE).unwrap();
+    let (kind, what) = first(|s| {
+        s.lives = vec![life(&[asked(), expired.clone(), returned(&expired)])];
+        s.replies.clear();
+        s.calls[0].details = json!({"status": "expired"});
+    });
+    assert_eq!((kind, what.contains("after it was written")), (Kind::Misrouted, true), "{what}");
+    // The Gateway's own expiry, which has no time of its own.
+    let by = Responder { user: "openclaw".into(), name: None, chat: None };
+    let content = ReplyContent::Expired;
+    let early = decided(&Reply { id: "gateway-q".into(), by, surface: Surface::Gateway, content });
+    let (kind, what) = first(|s| {
+        s.lives = vec![life(&[asked(), early.clone(), returned(&early)])];
+        s.replies.clear();
+        s.calls[0].details = json!({"status": "expired"});
+    });
+    assert_eq!((kind, what.contains("before its deadline")), (Kind::Misrouted, true), "{what}");
+}
+
+/// The question is lost with the Gateway, asked again, and answered from the record.
+fn asked_again() -> SessionHistory {
+    let answered = decided(&reply("r1", 1));
+    let lost =
+        answered.close(Returned::Unconfirmed { why: "gateway_restart".into() }, Timestamp(3_000)).unwrap();
+    let again = Entry {
+        key: "openclaw.s.run2.q2".parse().unwrap(),
+        asked_at: Timestamp(4_000),
+        deadline: Timestamp(64_000),
+        ..asked()
+    };
+    let given = lost.give_again(&again).unwrap();
+    let second = again.answer_from_record(&given, Timestamp(5_000)).unwrap();
+    let mut session = good();
+    let mut later = life(&[again, second.clone(), returned(&second)]);
+    later.values.iter_mut().for_each(|written| written.at_ms += 4_000);
+    session.lives = vec![life(&[asked(), answered, lost, given]), later];
+    session.calls[0].details["from_record"] = "q".into();
+    session
+}
+
+fn found_again(change: impl FnOnce(&mut SessionHistory)) -> Vec<(Kind, String)> {
+    let mut session = asked_again();
+    change(&mut session);
+    found_in(History { gateway_restarted_ms: Some(3_500), ..history(session) })
+}
+
+#[test]
+fn an_answer_from_the_record_is_that_of_the_question_that_was_lost() {
+    assert_eq!(found_again(|_| ()), []);
+    let has = |found: Vec<(Kind, String)>, text: &str| {
+        assert!(
+            found.iter().any(|(kind, what)| *kind == Kind::Misrouted && what.contains(text)),
+            "{found:?}"
+        );
+    };
+    has(found_in(history(asked_again())), "no call was lost");
+    has(found_again(|s| drop(s.lives.remove(0))), "not on record");
+    has(found_again(|s| s.lives[0].values[3].entry.given_again = None), "given it to another");
+    has(found_again(|s| s.calls[0].details["from_record"] = json!(null)), "its call got");
+    let other = decided(&reply("r1", 0));
+    let other =
+        other.close(Returned::Unconfirmed { why: "gateway_restart".into() }, Timestamp(3_000)).unwrap();
+    has(found_again(|s| s.lives[0].values[3].entry.state = other.state.clone()), "another answer");
+}
+
+#[test]
+fn a_question_is_one_too_many_only_beside_others_that_wait() {
+    let reason = ask_core::outcome::Undeliverable::TooManyPending;
+    let more = Entry { key: "openclaw.s.run.q2".parse().unwrap(), asked_at: Timestamp(1_500), ..asked() };
+    let many = more.undeliverable(reason, "too_many_pending_in_the_run", Timestamp(1_600)).unwrap();
+    let with = |per_run: usize| {
+        let mut session = good();
+        let mut extra = life(&[more.clone(), many.clone(), returned(&many)]);
+        for written in extra
+            .values
+            .iter_mut()
+            .flat_map(|w| w.entry.question.prompts.first_mut().map(|p| (&mut w.at_ms, p)))
+        {
+            *written.0 += 600;
+            written.1.text = "Which one more?".into();
+        }
+        session.lives.push(extra);
+        let details = json!({"status": "undeliverable"});
+        session.calls.push(Call { question: "Which one more?".into(), details, ..session.calls[0].clone() });
+        found_in(History { per_run, ..history(session) })
+    };
+    assert_eq!(with(1), []);
+    let (kind, what) = with(2).remove(0);
+    assert_eq!((kind, what.contains("one too many, and 1 waited")), (Kind::Misrouted, true), "{what}");
+}
+
+/// The late reply has gone to the agent as a message.
+fn sent_on() -> SessionHistory {
+    let mut session = good();
+    session.replies[1].told[0].as_message = true;
+    let routed = session.routed.as_mut().unwrap();
+    routed.count += 1;
+    routed.messages.push_back(message("late-r2", "run3"));
+    let text = format!("Late answer to \"{QUESTION}\": Red");
+    session.rows.push(Row { key: "run3:user".into(), text, aside: false });
+    session
+}
+
+#[test]
+fn a_late_answer_goes_to_the_agent_once_and_only_where_the_policy_says_so() {
+    let found = |policy: bool, change: &dyn Fn(&mut SessionHistory)| {
+        let mut session = sent_on();
+        change(&mut session);
+        found_in(History { late_as_message: policy, ..history(session) })
+    };
+    assert_eq!(found(true, &|_| ()), []);
+    type Change<'a> = &'a dyn Fn(&mut SessionHistory);
+    let table: [(&str, Kind, &str, Change<'_>); 5] = [
+        ("lost", Kind::Lost, "has not got the late answer", &|s| drop(s.rows.pop())),
+        ("twice", Kind::Doubled, "2 times", &|s| s.rows.push(s.rows[2].clone())),
+        ("other words", Kind::Misrouted, "and the agent got", &|s| {
+            s.rows[2].text = "Late answer to \"?\": No".into()
+        }),
+        ("not on record", Kind::Lost, "is no message", &|s| {
+            drop(s.routed.as_mut().unwrap().messages.pop_back())
+        }),
+        ("not told", Kind::Untrue, "as a message: false", &|s| s.replies[1].told[0].as_message = false),
+    ];
+    for (name, kind, text, change) in table {
+        let found = found(true, change);
+        assert!(found.iter().any(|(k, what)| *k == kind && what.contains(text)), "{name}: {found:?}");
+    }
+    let rejected = found(false, &|_| ());
+    assert!(rejected.iter().any(|(_, what)| what.contains("is to be rejected")), "{rejected:?}");
+    let secret = found(true, &|s| s.replies[1].content = Content::Secret("Red".into()));
+    assert!(
+        secret.iter().any(|(kind, what)| *kind == Kind::Misrouted && what.contains("late reply r2")),
+        "{secret:?}"
+    );
+}
+
+#[test]
 fn nothing_expires_before_its_deadline_or_is_pending_after_stop() {
-    let stopped = asked().cancel(CancelReason::Stop, "stop", Timestamp(5_000)).unwrap();
+    let stopped = asked().cancel(CancelReason::Stop, "stop", Timestamp(2_000)).unwrap();
     let (kind, what) = first(|s| {
         s.lives = vec![life(&[asked(), stopped.clone(), returned(&stopped)])];
         s.replies.clear();
         s.calls[0].details = json!({"status": "cancelled"});
-        s.stops = vec![Stop { pressed_ms: 1_400, told_ms: Some(1_900) }];
+        s.stops = vec![Stop { message: None, pressed_ms: 1_400, told_ms: Some(1_900) }];
     });
     assert_eq!((kind, what.contains("when Stop was confirmed")), (Kind::Untrue, true), "{what}");
 

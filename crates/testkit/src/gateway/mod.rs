@@ -399,6 +399,11 @@ impl ScriptedGateway {
         self.core.state().faults.push((method.to_owned(), fault));
     }
 
+    /// Nothing goes wrong that has not gone wrong yet.
+    pub fn forget_faults(&self) {
+        self.core.state().faults.clear();
+    }
+
     /// All requests served so far, of all clients and boots.
     pub fn requests(&self) -> Vec<Request> {
         self.core.state().requests.clone()
