@@ -9,6 +9,12 @@ use crate::reply::Answer;
 use crate::result::{ToolResult, tool_result};
 use crate::time::Timestamp;
 
+/// Why a call is gone: the process of its gateway is another one.
+pub const GATEWAY_RESTART: &str = "gateway_restart";
+/// Why a call is gone: its run is over.
+pub const RUN_ENDED: &str = "run_ended";
+/// Why a call is gone: its client has cancelled it.
+pub const CALLER_CANCELLED: &str = "caller_cancelled";
 /// Why a client is done that can't prove what it has.
 pub const NO_PROOF: &str = "no_proof";
 /// How long the outcome for such a client is repeated: longer than it tries to connect again.
