@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ask_core::entry::Road;
+use ask_bus::Stored;
+use ask_core::entry::{Entry, Road};
 use ask_core::key::{QuestionKey, decode_token, encode_token};
 use axum::Router;
 use axum::body::Bytes;
@@ -264,9 +265,15 @@ async fn end_session(State(mcp): State<Arc<Mcp>>, headers: HeaderMap) -> Result<
 /// How far the answer to a call is.
 enum Stage {
     Bind(Unbound),
-    Open { call: Call, asked: Asked, place: Place },
+    Open {
+        call: Call,
+        asked: Asked,
+        place: Place,
+    },
     Resume(Place),
     Wait(Place),
+    /// The outcome is on its way; asked for more, the stream has handed it over.
+    Answered(Arc<Stored<Entry>>),
     Done,
 }
 
@@ -328,13 +335,20 @@ impl Mcp {
                             // OpenClaw would put the structured content before the answer.
                             let details = Some(told.details).filter(|_| !client.is_of_gateway());
                             let answer = tool_result(secret.unwrap_or(&told.text), details, false);
-                            return Some(self.answer(client, &place, answer));
+                            let (event, _) = self.answer(client, &place, answer);
+                            return Some((event, Stage::Answered(decided)));
                         }
                         Err(error) => {
                             tracing::error!(question = %place.key, %error, "a secret can't be opened here");
                             return None;
                         }
                     }
+                }
+                Stage::Answered(decided) => {
+                    if decided.value.returned().is_none() {
+                        self.calls.was_written(&decided.value.key);
+                    }
+                    return None;
                 }
                 Stage::Done => return None,
             }

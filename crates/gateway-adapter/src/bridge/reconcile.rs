@@ -205,8 +205,8 @@ pub(super) fn run_ended(adapter: &Arc<Adapter>, session: &str, run: &str, reason
 
 async fn call_is_gone(adapter: Arc<Adapter>, stored: Arc<Stored<Entry>>, reason: CancelReason) {
     let why = match reason {
-        CancelReason::GatewayRestart => "gateway_restart",
-        _ => "run_ended",
+        CancelReason::GatewayRestart => call::GATEWAY_RESTART,
+        _ => call::RUN_ENDED,
     };
     let key = &stored.value.key;
     let work = async {

@@ -1,6 +1,6 @@
 //! MCP over raw HTTP, as clients of the revisions 2025-06-18 and 2025-11-25 send it.
 
-use ask_core::entry::{Entry, Road, State};
+use ask_core::entry::{Entry, Road, State, Verdict};
 use ask_core::outcome::{CancelReason, Outcome, Returned};
 use ask_core::reply::Answer;
 use ask_core::time::Timestamp;
@@ -381,13 +381,34 @@ async fn what_a_client_got_that_can_prove_nothing_is_unconfirmed_after_its_time_
     let mut decided = bench.question(&session, |e| !e.is_pending()).await;
     assert_eq!(decided.value.returned(), None);
 
-    // A minute later:
+    // An adapter that has not written the response keeps it, to the limit.
+    drop(adapter);
+    let _other = bench.adapter().await;
     let State::Decided { decision } = &mut decided.value.state else { panic!("{decided:?}") };
-    decision.at = Timestamp(decision.at.0 - 60_000);
+    decision.at = Timestamp(decision.at.0 - 24 * 3_600_000);
     bench.bus.write_decided(&decided.value, decided.revision).await.unwrap();
-    assert_eq!(bench.returned(&asked).await, Returned::Unconfirmed { why: "no_proof".into() });
+    assert_eq!(bench.returned(&asked).await, Returned::Unconfirmed { why: "expired".into() });
     assert!(!bench.question(&session, |_| true).await.value.holds_secret());
     assert!(!bench.on_disk("hunter2-771"));
+}
+
+#[tokio::test]
+async fn a_client_without_proof_that_comes_back_late_still_gets_its_secret() {
+    let bench = Bench::start().await;
+    let adapter = bench.adapter().await;
+    let client = Client::start(&adapter, OTHER).await;
+    let mut events = client.call(&adapter, json!(1), &json!({"question": "Token?", "secret": true})).await;
+    let first = events.next().await.unwrap();
+    let asked = pending(&bench, &client.own_session()).await;
+    drop((events, adapter));
+    // Answered hours ago, and no adapter was there to hand it over.
+    let reply = crate::bench::reply(&asked, "o1", bench.seal(&asked, "o1", "hunter2-772")).reply;
+    let stored = bench.bus.question(&asked.key).await.unwrap().unwrap();
+    let long_ago = Timestamp(Timestamp::now().0 - 3 * 3_600_000);
+    let Verdict::Decide(decided) = stored.value.reply(&reply, long_ago) else { panic!("{asked:?}") };
+    bench.bus.write_decided(&decided, stored.revision).await.unwrap();
+    let adapter = bench.adapter().await;
+    assert_eq!(text(&client.resume(&adapter, &first.id).await.answer().await), "hunter2-772");
 }
 
 #[tokio::test]
