@@ -4,6 +4,7 @@ use ask_core::time::Timestamp;
 use async_nats::jetstream::stream::LastRawMessageErrorKind;
 use bytes::Bytes;
 use futures::StreamExt;
+use tokio::task::JoinHandle;
 
 use crate::connection::Bus;
 use crate::effect::{self, Effect};
@@ -41,8 +42,31 @@ impl Bus {
     /// Parks what could not be read, so that it is neither lost nor in the way. False when even
     /// that failed.
     pub(crate) async fn park(&self, subject: &str, reason: &str, payload: &Bytes) -> bool {
-        tracing::error!(subject, reason, "unreadable; parked in DEAD");
+        self.park_with(async_nats::HeaderMap::new(), subject, reason, payload).await
+    }
+
+    /// [`Bus::park`] beside its caller, who may be dropped at any moment while it waits for a message.
+    pub(crate) fn park_aside(&self, message: &async_nats::Message, reason: String) -> JoinHandle<bool> {
+        let (bus, subject, payload) = (self.clone(), message.subject.clone(), message.payload.clone());
+        tokio::spawn(async move { bus.park(&subject, &reason, &payload).await })
+    }
+
+    /// Parks a value of a bucket, which every reader meets again at each start: once for those that
+    /// start together.
+    pub(crate) async fn park_value(&self, subject: &str, revision: u64, reason: &str, payload: &Bytes) {
         let mut headers = async_nats::HeaderMap::new();
+        headers.insert("Nats-Msg-Id", format!("{subject} {revision}").as_str());
+        self.park_with(headers, subject, reason, payload).await;
+    }
+
+    async fn park_with(
+        &self,
+        mut headers: async_nats::HeaderMap,
+        subject: &str,
+        reason: &str,
+        payload: &Bytes,
+    ) -> bool {
+        tracing::error!(subject, reason, "unreadable; parked in DEAD");
         headers.insert(SUBJECT, subject);
         headers.insert(REASON, reason.replace(['\r', '\n'], " ").as_str());
         let to = format!("dead.{}", subject.trim_start_matches('$'));
@@ -95,7 +119,11 @@ impl Bus {
     pub async fn send_again(&self, letter: &DeadLetter) -> Result<SentAgain, BusError> {
         let kind = letter.subject.split('.').next().unwrap_or_default();
         let sent = match kind {
-            "reply" | "outcome" | "say" | "stop" | "shown" => {
+            "stop" => {
+                let why = "it would stop what runs now; a Stop belongs to the moment in which it is pressed";
+                return Err(BusError::Refused(why.into()));
+            }
+            "reply" | "outcome" | "say" | "shown" => {
                 let answer = self.request_raw(names::ROUTER, &letter.subject, letter.payload.clone()).await?;
                 SentAgain::Answered(String::from_utf8_lossy(&answer).into_owned())
             }

@@ -231,7 +231,7 @@ impl QuestionFeed {
             match read {
                 Ok(item) => return Some(item),
                 Err(error) => {
-                    self.bus.park(&message.subject, &error.to_string(), &message.payload).await;
+                    self.bus.park_aside(&message, error.to_string());
                 }
             }
         }

@@ -200,9 +200,13 @@ impl RouterRequests {
             match read {
                 Ok(request) => return Some(request),
                 Err(error) => {
-                    self.bus.park(&message.subject, &error.to_string(), &message.payload).await;
-                    let refusal = async_nats::service::error::Error { status: error.to_string(), code: 400 };
-                    let _ = effect::have(Effect::Refuse, incoming.respond(Err(refusal))).await;
+                    let parked = self.bus.park_aside(message, error.to_string());
+                    tokio::spawn(async move {
+                        let _ = parked.await;
+                        let refusal =
+                            async_nats::service::error::Error { status: error.to_string(), code: 400 };
+                        let _ = effect::have(Effect::Refuse, incoming.respond(Err(refusal))).await;
+                    });
                 }
             }
         }
@@ -294,7 +298,7 @@ impl AdapterRequests {
                     }));
                 }
                 Err(error) => {
-                    self.bus.park(&message.subject, &error.to_string(), &message.payload).await;
+                    self.bus.park_aside(&message, error.to_string());
                 }
             }
         }

@@ -32,6 +32,8 @@ pub enum Change<T> {
         /// The revision that says so.
         revision: u64,
     },
+    /// All keys are sent anew: at the start, and after each reconnect.
+    Loading,
     /// All keys have been sent once: after the start, and again after each reconnect.
     Loaded {
         /// Everything up to this revision is known.
@@ -40,15 +42,27 @@ pub enum Change<T> {
 }
 
 impl<T> Change<T> {
-    /// The revision up to which the reader knows the bucket with this change.
-    pub fn revision(&self) -> u64 {
+    /// Up to which revision the reader knows the bucket with this change.
+    pub fn revision(&self) -> Option<u64> {
         match self {
             Self::Put { revision, .. } | Self::Deleted { revision, .. } | Self::Loaded { revision } => {
-                *revision
+                Some(*revision)
             }
+            Self::Loading => None,
         }
     }
 }
+
+/// What becomes of a value that can't be read; it stays in its bucket either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unreadable {
+    Park,
+    /// The watch of the bucket parks it.
+    Skip,
+}
+
+/// How long nothing may come while a bucket is read.
+const READ_PAUSE: Duration = Duration::from_secs(10);
 
 /// The changes of a bucket. Ends only when it is dropped.
 #[derive(Debug)]
@@ -97,7 +111,7 @@ impl Bus {
         let (bus, filter) = (self.clone(), names::bucket_subject(bucket, filter));
         tokio::spawn(async move {
             while !send.is_closed() {
-                if let Err(error) = bus.follow(bucket, &filter, &send).await {
+                if let Err(error) = bus.follow(bucket, &filter, &send, Unreadable::Park).await {
                     tracing::warn!(bucket, %error, "the watch broke; loading again");
                     tokio::time::sleep(Duration::from_millis(250)).await;
                 }
@@ -112,6 +126,7 @@ impl Bus {
         bucket: &str,
         filter: &str,
         send: &mpsc::Sender<Change<T>>,
+        unreadable: Unreadable,
     ) -> Result<(), BusError> {
         let mut connections = self.connections();
         connections.mark_unchanged();
@@ -127,9 +142,9 @@ impl Bus {
         let _passing = Passing::new(&stream, &consumer.cached_info().name);
         // It was read before the consumer was made, so that all of it is loaded.
         let loaded = || Change::Loaded { revision: stream.cached_info().state.last_sequence };
-        let mut to_load = consumer.cached_info().num_pending;
+        let mut loads = consumer.cached_info().num_pending > 0;
         let mut messages = consumer.messages().await.map_err(|e| broken(e.to_string()))?;
-        if to_load == 0 && send.send(loaded()).await.is_err() {
+        if send.send(Change::Loading).await.is_err() || !loads && send.send(loaded()).await.is_err() {
             return Ok(());
         }
         let prefix = names::bucket_subject(bucket, "");
@@ -143,7 +158,8 @@ impl Bus {
                 },
             };
             let key = message.subject.strip_prefix(prefix.as_str()).unwrap_or(&message.subject).to_owned();
-            let revision = message.info().map_err(|e| broken(e.to_string()))?.stream_sequence;
+            let info = message.info().map_err(|e| broken(e.to_string()))?;
+            let (revision, is_last) = (info.stream_sequence, info.pending == 0);
             let deleted = message
                 .headers
                 .as_ref()
@@ -154,7 +170,13 @@ impl Bus {
                 match decode(&message.subject, &message.payload) {
                     Ok(value) => Some(Change::Put { key, value: Box::new(value), revision }),
                     Err(error) => {
-                        self.park(&message.subject, &error.to_string(), &message.payload).await;
+                        match unreadable {
+                            Unreadable::Park => {
+                                let why = error.to_string();
+                                self.park_value(&message.subject, revision, &why, &message.payload).await
+                            }
+                            Unreadable::Skip => tracing::warn!(%error, "left out"),
+                        }
                         None
                     }
                 }
@@ -164,9 +186,9 @@ impl Bus {
             {
                 return Ok(());
             }
-            if to_load > 0 {
-                to_load -= 1;
-                if to_load == 0 && send.send(loaded()).await.is_err() {
+            if loads && is_last {
+                loads = false;
+                if send.send(loaded()).await.is_err() {
                     return Ok(());
                 }
             }
@@ -182,21 +204,20 @@ impl Bus {
         let mut values = Vec::new();
         let (send, mut changes) = mpsc::channel(256);
         let (bus, filter) = (self.clone(), names::bucket_subject(bucket, filter));
-        let follow = tokio::spawn(async move { bus.follow(bucket, &filter, &send).await });
-        while let Some(change) = changes.recv().await {
-            match change {
-                Change::Put { key, value, revision } => values.push((key, *value, revision)),
-                Change::Deleted { .. } => {}
-                Change::Loaded { .. } => return Ok(values),
+        let follow = tokio::spawn(async move { bus.follow(bucket, &filter, &send, Unreadable::Skip).await });
+        let broke =
+            |why: &str| BusError::unavailable(format!("the bucket {bucket} was not read to its end"), why);
+        loop {
+            // The server may forget the last of what it has announced.
+            let change = tokio::time::timeout(READ_PAUSE, changes.recv()).await;
+            match change.map_err(|_| broke("nothing more came"))? {
+                Some(Change::Put { key, value, revision }) => values.push((key, *value, revision)),
+                Some(Change::Deleted { .. } | Change::Loading) => {}
+                Some(Change::Loaded { .. }) => return Ok(values),
+                None => break,
             }
         }
-        let broke = || {
-            BusError::unavailable(
-                format!("the bucket {bucket} was not read to its end"),
-                "the connection changed",
-            )
-        };
-        follow.await.map_err(|_| broke())??;
-        Err(broke())
+        follow.await.map_err(|error| broke(&error.to_string()))??;
+        Err(broke("the connection changed"))
     }
 }

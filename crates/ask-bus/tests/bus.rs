@@ -122,6 +122,7 @@ async fn n7_a_watch_loads_everything_and_misses_nothing_over_a_restart_of_the_se
 async fn an_empty_bucket_counts_as_loaded() {
     let (_server, bus) = provisioned().await;
     let mut watch = bus.watch_sessions();
+    assert!(matches!(watch.next().await, Some(Change::Loading)));
     assert!(matches!(watch.next().await, Some(Change::Loaded { .. })));
 }
 
@@ -248,6 +249,12 @@ async fn an_entry_that_can_not_be_read_is_parked_and_blocks_nothing() {
     let parked = dead.get_last_raw_message_by_subject("dead.KV.ask.g.s.r.bad").await.unwrap();
     assert_eq!(parked.payload.as_ref(), b"{nonsense");
     assert!(parked.headers.get("Askbus-Reason").is_some());
+    // Everybody who starts meets it again, and every message of its session reads past it.
+    let mut second = bus.watch_questions(None);
+    assert_eq!(next_put(&mut second).await.value.key, key("q1"));
+    assert_eq!(next_put(&mut second).await.value.key, key("q2"));
+    assert_eq!(bus.questions_of(&key("q1").session_key()).await.unwrap().len(), 2);
+    assert_eq!(bus.dead_letters().await.unwrap().len(), 1);
 }
 
 #[tokio::test]

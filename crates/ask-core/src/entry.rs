@@ -61,6 +61,9 @@ pub struct Entry {
     /// What happened in between, oldest first, at most [`MAX_LISTED`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<Step>,
+    /// How many steps are not listed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub steps_left_out: u64,
     /// Replies that came after the decision, at most [`MAX_LISTED`], without their content.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub late: Vec<Late>,
@@ -176,6 +179,24 @@ pub enum StepKind {
         /// What was missing or wrong, as the person was told.
         why: String,
     },
+    /// A typed message was taken for its reply.
+    Message {
+        /// The front end's id of the message.
+        message: String,
+        /// By which rule.
+        rule: String,
+    },
+}
+
+impl StepKind {
+    /// Steps that rules build on: they are listed whatever else was.
+    fn is_kept(&self) -> bool {
+        matches!(self, Self::Surface { .. } | Self::Delivered { .. })
+    }
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// A reply that came after the decision.
@@ -238,6 +259,7 @@ impl Entry {
             traceparent,
             state: State::Pending,
             steps: Vec::new(),
+            steps_left_out: 0,
             late: Vec::new(),
             late_count: 0,
             given_again: None,
@@ -289,16 +311,27 @@ impl Entry {
     }
 
     /// Adds steps that are not on record yet; `None` when there is nothing to add. Allowed after
-    /// the decision too, since only the process that holds a step can write it.
+    /// the decision too, since only the process that holds a step can write it. Where the list is
+    /// full, what was shown and delivered takes the place of what is only good to know.
     pub fn note(&self, steps: &[Step]) -> Option<Self> {
         let mut next = self.clone();
         for step in steps {
-            let known = next.steps.iter().any(|s| s.what == step.what);
-            if !known && next.steps.len() < MAX_LISTED {
+            if next.steps.iter().any(|s| s.what == step.what) {
+                continue;
+            }
+            if next.steps.len() < MAX_LISTED {
+                next.steps.push(step.clone());
+                continue;
+            }
+            next.steps_left_out += 1;
+            if step.what.is_kept()
+                && let Some(at) = next.steps.iter().position(|s| !s.what.is_kept())
+            {
+                next.steps.remove(at);
                 next.steps.push(step.clone());
             }
         }
-        (next.steps.len() > self.steps.len()).then_some(next)
+        (next != *self).then_some(next)
     }
 
     /// What a reply does. Whether its sender may reply is checked before (the session's owner, or
@@ -530,6 +563,19 @@ mod tests {
         let decision = pending().fall_due(false, hour_before).unwrap().decision().unwrap().clone();
         assert_eq!((decision.outcome, decision.at), (Outcome::Expired, DEADLINE));
         assert_eq!(pending().expire(false, hour_before), None);
+    }
+
+    #[test]
+    fn what_was_delivered_is_listed_however_many_steps_there_are() {
+        let corrected = |n: usize| Step { at: ASKED, what: StepKind::Corrected { why: format!("{n}") } };
+        let delivered = Step { at: ASKED, what: StepKind::Delivered { surface: Surface::Card, chat: None } };
+        let many: Vec<Step> = (0..MAX_LISTED + 3).map(corrected).collect();
+        let full = pending().note(&many).unwrap();
+        assert_eq!((full.steps.len(), full.steps_left_out), (MAX_LISTED, 3));
+        let shown = full.note(std::slice::from_ref(&delivered)).unwrap();
+        assert_eq!((shown.steps.len(), shown.steps_left_out), (MAX_LISTED, 4));
+        assert!(shown.was_delivered() && shown.steps[0] == corrected(1));
+        assert_eq!(shown.note(&[delivered]), None);
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub const MAX_DESCRIPTION: usize = 1_000;
 pub const MAX_VALUE: usize = 1_000;
 /// Longest id of a prompt, in characters.
 pub const MAX_PROMPT_ID: usize = 100;
-/// Longest header, in characters; a longer one is cut, since it is display text.
+/// How much of a header is shown, in characters.
 pub const MAX_HEADER: usize = 48;
 
 /// What one call asks.
@@ -34,7 +34,7 @@ pub struct Question {
 pub struct Prompt {
     /// Unique in the question.
     pub id: String,
-    /// A few words above the text; may be empty.
+    /// A few words above the text; may be empty. Shown by [`Prompt::short_header`].
     #[serde(default)]
     pub header: String,
     /// The question as the person reads it.
@@ -118,6 +118,11 @@ impl Prompt {
             required: true,
         }
     }
+
+    /// The header as it is shown: at most [`MAX_HEADER`] characters.
+    pub fn short_header(&self) -> String {
+        clamp(&self.header, MAX_HEADER)
+    }
 }
 
 impl Question {
@@ -143,9 +148,9 @@ impl Question {
 
     /// One line that tells what is asked.
     pub fn title(&self) -> String {
-        let first = &self.prompts[0];
-        let line = first.text.lines().find(|l| !l.trim().is_empty()).unwrap_or("Question");
-        clamp(line.trim(), 120)
+        let lines = self.prompts.iter().flat_map(|prompt| prompt.text.lines());
+        let line = lines.map(str::trim).find(|line| !line.is_empty()).unwrap_or("Question");
+        clamp(line, 120)
     }
 
     /// Reads the arguments of `request_user_input`: `question`, `choices`, `secret`, or several
@@ -201,6 +206,7 @@ impl Question {
                 return Err(Invalid::new(field("question"), "text that is not blank", "nothing"));
             }
             check_length(field("question"), &prompt.text, MAX_TEXT)?;
+            check_length(field("header"), &prompt.header, MAX_LABEL)?;
             if prompt.options.len() > MAX_OPTIONS {
                 return Err(Invalid::new(
                     field("choices"),
@@ -216,14 +222,14 @@ impl Question {
                 ));
             }
             for (n, option) in prompt.options.iter().enumerate() {
-                let option_field = field(&format!("choices[{n}]"));
+                let part = |name: &str| field(&format!("choices[{n}]{name}"));
                 if option.label.trim().is_empty() {
-                    return Err(Invalid::new(option_field, "a label that is not blank", "nothing"));
+                    return Err(Invalid::new(part(""), "a label that is not blank", "nothing"));
                 }
-                check_length(option_field.clone(), &option.label, MAX_LABEL)?;
+                check_length(part(""), &option.label, MAX_LABEL)?;
                 let text = |text: &Option<String>| text.clone().unwrap_or_default();
-                check_length(option_field.clone(), &text(&option.description), MAX_DESCRIPTION)?;
-                check_length(option_field, &text(&option.value), MAX_VALUE)?;
+                check_length(part(".description"), &text(&option.description), MAX_DESCRIPTION)?;
+                check_length(part(".value"), &text(&option.value), MAX_VALUE)?;
             }
         }
         if self.is_secret() && self.prompts.len() > 1 {
@@ -279,7 +285,7 @@ fn prompt_from(fields: &Map<String, Value>, at: &str, index: usize) -> Result<Pr
     );
     Ok(Prompt {
         id,
-        header: clamp(word("header").unwrap_or(""), MAX_HEADER),
+        header: word("header").unwrap_or("").to_owned(),
         text: text.trim().to_owned(),
         options,
         multiple: flag(&["multiple", "multiSelect", "multi_select"], false)?,
@@ -402,10 +408,10 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_is_too_long_is_cut() {
+    fn a_header_that_is_too_long_is_kept_and_shown_shorter() {
         let args = json!({"question": "q", "header": "x".repeat(60)});
-        let header = &Question::from_tool_args(&args).unwrap().prompts[0].header;
-        assert_eq!(header.chars().count(), MAX_HEADER);
+        let prompt = &Question::from_tool_args(&args).unwrap().prompts[0];
+        assert_eq!((prompt.header.len(), prompt.short_header().chars().count()), (60, MAX_HEADER));
     }
 
     #[test]
@@ -440,11 +446,11 @@ mod tests {
             ),
             (
                 one(json!([{"label": "a", "description": "x".repeat(1_001)}])),
-                "`choices[0]` must be at most 1000 characters, got: 1001 characters",
+                "`choices[0].description` must be at most 1000 characters, got: 1001 characters",
             ),
             (
                 one(json!([{"label": "a", "value": "x".repeat(1_001)}])),
-                "`choices[0]` must be at most 1000 characters, got: 1001 characters",
+                "`choices[0].value` must be at most 1000 characters, got: 1001 characters",
             ),
             (
                 json!({"questions": [{"question": "q", "id": "x".repeat(101)}]}),

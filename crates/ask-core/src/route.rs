@@ -98,8 +98,10 @@ pub fn route(typed: Typed<'_>, open: &[&Entry]) -> (Route, &'static str) {
                 .copied()
                 .filter(|i| text_reply::names_an_option(&open[*i].question, text))
                 .collect();
+            // A label may just as well be meant for a question that takes any text.
+            let is_clear = !several.iter().any(|i| text_reply::takes_any_text(&open[*i].question));
             match named.as_slice() {
-                [only] => answer(*only, open[*only], text, "the_only_one_with_this_option"),
+                [only] if is_clear => answer(*only, open[*only], text, "the_only_one_with_this_option"),
                 _ => (Route::AskWhich(which(open, several)), "several_questions_are_shown"),
             }
         }
@@ -215,6 +217,13 @@ mod tests {
             assert_eq!(rule, "several_questions_are_shown");
             assert!(matches!(route, Route::AskWhich(why) if why.contains("q1?") && why.contains("q2?")));
         }
+    }
+
+    #[test]
+    fn a_label_is_no_clear_answer_beside_a_question_that_takes_any_text() {
+        let choice = entry("q1", Road::Plugin, &["Red", "Green"], true);
+        let text = entry("q2", Road::Plugin, &[], true);
+        assert_eq!(route(typed("red"), &[&choice, &text]).1, "several_questions_are_shown");
     }
 
     #[test]

@@ -124,25 +124,19 @@ pub fn is_live(surface: Surface) -> bool {
 
 /// The surfaces that fit a question, the best first.
 fn candidates(question: &Question) -> Vec<Surface> {
-    let single = question.prompts.len() == 1;
-    let first = &question.prompts[0];
     if question.is_secret() {
         return vec![Surface::Masked];
     }
     if question.prompts.iter().any(|p| p.multiple) {
         return vec![Surface::Form, Surface::Text];
     }
-    let mut fitting = vec![Surface::Card];
-    if single && first.options.is_empty() {
-        fitting.push(Surface::Input);
-    } else if single && !first.allow_other {
-        fitting.push(Surface::Select);
-    } else if single {
+    let dialog = match question.prompts.as_slice() {
+        [prompt] if !prompt.options.is_empty() && !prompt.allow_other => Surface::Select,
         // A select dialog takes no own words, so the input dialog lists the options.
-        fitting.push(Surface::Input);
-    } else {
-        fitting.push(Surface::Form);
-    }
+        [_] => Surface::Input,
+        _ => Surface::Form,
+    };
+    let mut fitting = vec![Surface::Card, dialog];
     if question.prompts.len() <= 3 {
         fitting.push(Surface::Durable);
     }

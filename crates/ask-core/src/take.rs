@@ -1,8 +1,10 @@
 //! What a router does with a reply: which write it needs, and what its sender hears after it.
 
 use crate::entry::{DecidedBy, Entry, Verdict};
-use crate::outcome::Outcome;
-use crate::reply::{Answer, Reply};
+use crate::outcome::{CancelReason, Outcome};
+use crate::question::Invalid;
+use crate::reply::{Answer, Reply, ReplyContent};
+use crate::surface::Surface;
 use crate::time::Timestamp;
 use crate::wire::ReplyResponse;
 
@@ -30,6 +32,9 @@ pub enum Taken {
 impl Entry {
     /// What is to be done about a reply, as often as it is repeated.
     pub fn take(&self, reply: &Reply, trust: Trust, now: Timestamp) -> Taken {
+        if let (Trust::Owner, Err(invalid)) = (trust, check_is_of_a_person(reply)) {
+            return Taken::Answer(ReplyResponse::Invalid { invalid });
+        }
         match self.reply(reply, now) {
             Verdict::Decide(next) => Taken::Decide(next),
             Verdict::Saved => Taken::Answer(ReplyResponse::Saved),
@@ -57,6 +62,21 @@ impl Entry {
     }
 }
 
+/// What only the gateway's adapters and operators say has subjects of its own.
+fn check_is_of_a_person(reply: &Reply) -> Result<(), Invalid> {
+    if matches!(reply.surface, Surface::Gateway | Surface::Cli) {
+        return Err(Invalid::new("surface", "one of a front end", reply.surface.name()));
+    }
+    match &reply.content {
+        ReplyContent::Answers { .. } | ReplyContent::Declined => Ok(()),
+        ReplyContent::Cancelled { reason: CancelReason::User | CancelReason::ChatSwitch } => Ok(()),
+        content => {
+            let limit = "answers, declined, or cancelled by the user or a chat switch";
+            Err(Invalid::new("content", limit, format!("{content:?}")))
+        }
+    }
+}
+
 fn hidden(outcome: &Outcome) -> Outcome {
     let mut outcome = outcome.clone();
     if let Outcome::Answered { answers } = &mut outcome {
@@ -72,8 +92,7 @@ mod tests {
     use super::*;
     use crate::entry::Road;
     use crate::question::{Prompt, Question};
-    use crate::reply::{ReplyContent, Responder, Sealed};
-    use crate::surface::Surface;
+    use crate::reply::{Responder, Sealed};
 
     const NOW: Timestamp = Timestamp(3);
 
@@ -107,6 +126,25 @@ mod tests {
         let blank = reply("r3", Answer::text(" "));
         let taken = pending(false).take(&blank, Trust::Owner, NOW);
         assert!(matches!(taken, Taken::Answer(ReplyResponse::Invalid { .. })));
+    }
+
+    #[test]
+    fn a_front_end_says_only_what_a_person_can_say() {
+        let cancelled = |reason| ReplyContent::Cancelled { reason };
+        let table = [
+            (Surface::Card, ReplyContent::Declined, true),
+            (Surface::Card, cancelled(CancelReason::User), true),
+            (Surface::Card, cancelled(CancelReason::ChatSwitch), true),
+            (Surface::Card, cancelled(CancelReason::RunEnded), false),
+            (Surface::Card, ReplyContent::Expired, false),
+            (Surface::Gateway, ReplyContent::Declined, false),
+            (Surface::Cli, ReplyContent::Declined, false),
+        ];
+        for (surface, content, taken) in table {
+            let reply = Reply { surface, content, ..reply("r1", Answer::text("here")) };
+            let is_taken = |trust| matches!(pending(false).take(&reply, trust, NOW), Taken::Decide(_));
+            assert_eq!((is_taken(Trust::Owner), is_taken(Trust::Anybody)), (taken, true), "{reply:?}");
+        }
     }
 
     #[test]

@@ -3,8 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::question::{Prompt, Question};
+use crate::question::{Prompt, Question, clamp};
 use crate::reply::{Answer, MAX_ANSWER};
+
+/// Longest text that a correction repeats, in characters: it is kept on record.
+const MAX_QUOTED: usize = 80;
+/// Longest list of labels in a correction, in characters.
+const MAX_LISTED_LABELS: usize = 400;
 
 /// What typed text is to a question.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,8 +31,12 @@ pub fn parse(question: &Question, text: &str) -> TextReply {
     }
 }
 
-/// True when the text names an option of a prompt by its label: the only match that is clear
-/// among several pending questions.
+/// True when any text is a reply to the question, whatever it names.
+pub fn takes_any_text(question: &Question) -> bool {
+    question.prompts.iter().any(|prompt| prompt.options.is_empty())
+}
+
+/// True when the text names an option of a prompt by its label.
 pub fn names_an_option(question: &Question, text: &str) -> bool {
     let [prompt] = question.prompts.as_slice() else {
         return false;
@@ -78,7 +87,7 @@ fn parse_form(question: &Question, text: &str) -> TextReply {
             Err(correction) => return TextReply::Incomplete(correction),
         }
     }
-    let missing: Vec<&str> =
+    let missing: Vec<String> =
         question.prompts.iter().filter(|p| p.required && !answers.contains_key(&p.id)).map(name_of).collect();
     if missing.is_empty() && !answers.is_empty() {
         return TextReply::Complete(answers);
@@ -131,6 +140,7 @@ fn parse_several(prompt: &Prompt, text: &str) -> Result<Answer, String> {
             }
             None if prompt.allow_other => own.push(part),
             None => {
+                let part = clamp(part, MAX_QUOTED);
                 return Err(format!("\"{part}\" is not an option. Please choose from: {}.", labels(prompt)));
             }
         }
@@ -164,12 +174,13 @@ fn number(text: &str) -> Option<usize> {
         .flatten()
 }
 
-fn name_of(prompt: &Prompt) -> &str {
-    if prompt.header.is_empty() { &prompt.id } else { &prompt.header }
+fn name_of(prompt: &Prompt) -> String {
+    if prompt.header.is_empty() { prompt.id.clone() } else { prompt.short_header() }
 }
 
 fn labels(prompt: &Prompt) -> String {
-    prompt.options.iter().map(|o| o.label.as_str()).collect::<Vec<_>>().join(", ")
+    let all = prompt.options.iter().map(|o| clamp(&o.label, MAX_QUOTED)).collect::<Vec<_>>().join(", ");
+    clamp(&all, MAX_LISTED_LABELS)
 }
 
 fn or_words(prompt: &Prompt) -> &'static str {
@@ -229,6 +240,18 @@ mod tests {
         assert_eq!(parse(&question, "City: Oslo\ncity: Rome"), TextReply::Complete(answers));
         let third = parse(&question, "City: Oslo\ncity: Rome\nCity: Paris");
         assert!(matches!(third, TextReply::Incomplete(why) if why.contains("City is answered twice")));
+    }
+
+    #[test]
+    fn a_correction_repeats_little_of_a_long_text() {
+        let mut question = colours();
+        (question.prompts[0].multiple, question.prompts[0].allow_other) = (true, false);
+        question.prompts[0].options =
+            (0..32).map(|n| Choice::label(format!("{n}{}", "x".repeat(300)))).collect();
+        for text in [format!("{}, y", "long ".repeat(40_000)), "no such".into(), "1, 99".into()] {
+            let TextReply::Incomplete(why) = parse(&question, &text) else { panic!("{}", text.len()) };
+            assert!(why.chars().count() < 600, "{why}");
+        }
     }
 
     #[test]

@@ -62,18 +62,11 @@ impl Alarms {
     }
 }
 
-/// When a deadline of the wall clock comes, a little apart for each replica.
-pub(crate) fn at(
-    deadline: Timestamp,
-    now: Timestamp,
-    key: &QuestionKey,
-    replica: u64,
-    stagger: Duration,
-) -> Instant {
+/// How long after its deadline this replica expires a question, so that not all do so at once.
+pub(crate) fn apart(key: &QuestionKey, replica: u64, stagger: Duration) -> Duration {
     let mut hash = DefaultHasher::new();
     (key, replica).hash(&mut hash);
-    let apart = stagger.mul_f64((hash.finish() % 1000) as f64 / 1000.0);
-    Instant::now() + deadline.since(now) + apart
+    stagger.mul_f64((hash.finish() % 1000) as f64 / 1000.0)
 }
 
 impl Router {
@@ -118,7 +111,7 @@ impl Router {
                 },
             };
             let Some(next) = rule(&stored.value) else {
-                self.pending.apply(stored, &self.alarms_of(), &self.present);
+                self.pending.apply(stored, &self.alarms_of(), None);
                 return Ok(false);
             };
             let next = self.pending.with_steps(next);
@@ -161,13 +154,11 @@ mod tests {
         assert_eq!(now.elapsed().as_secs(), 3600);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn replicas_expire_a_question_apart_but_never_early() {
-        let (now, deadline) = (Timestamp(1_000), Timestamp(5_000));
-        let each: Vec<Duration> = (0..20)
-            .map(|replica| at(deadline, now, &key("q"), replica, Duration::from_millis(100)) - Instant::now())
-            .collect();
-        assert!(each.iter().all(|d| (4_000..=4_100).contains(&(d.as_millis() as u64))));
+    #[test]
+    fn replicas_expire_a_question_apart_but_never_early() {
+        let stagger = Duration::from_millis(100);
+        let each: Vec<Duration> = (0..20).map(|replica| apart(&key("q"), replica, stagger)).collect();
+        assert!(each.iter().all(|d| *d <= stagger));
         assert!(each.iter().any(|d| d != &each[0]));
     }
 }

@@ -19,6 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ask_bus::{Bus, BusError, Change, RouterRequest};
+use ask_core::entry::Entry;
+use ask_core::key::{QuestionKey, SessionKey};
 use ask_core::take::Trust;
 use ask_core::time::Timestamp;
 use service_kit::Health;
@@ -74,52 +76,58 @@ pub async fn run(
     });
     let mut presence = bus.watch_presence();
     let mut questions = bus.watch_questions(None);
+    // A router that does not know the questions yet decides nothing: their deadlines come first.
+    loop {
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            Some(change) = questions.next() => match change {
+                Change::Loaded { .. } => break,
+                change => drop(router.take_change(change, false)),
+            },
+        }
+    }
     let mut requests = bus.serve_router(SERVICE.version).await?;
+    health.ready("questions");
     let turns = Arc::new(Semaphore::new(ALARMS_AT_ONCE));
-    let mut loaded = false;
+    let mut is_live = true;
     let mut work = JoinSet::new();
     let mut lapse = tokio::time::interval(Duration::from_secs(1));
+    show_all(&router, router.pending.sessions(), &mut work);
     loop {
         tokio::select! {
             () = shutdown.cancelled() => break,
             Some(change) = presence.next() => {
-                if matches!(change, Change::Loaded { .. }) {
+                let revision = change.revision();
+                if matches!(change, Change::Loading) {
                     router.pending.all_evidence_lost();
                 }
-                let revision = change.revision();
                 if let Some(session) = router.present.apply(change) {
                     // At once: a deadline that comes now must not claim that nobody was there. Who has
                     // gone may have been there without this router's having heard of it.
                     router.pending.evidence_lost(&session);
-                    show_all(&router, &session, &mut work);
+                    show_all(&router, [session], &mut work);
                 }
                 router.present.has_reached(revision);
             }
             _ = lapse.tick() => {
-                for session in router.present.lapsed() {
-                    show_all(&router, &session, &mut work);
-                }
+                show_all(&router, router.present.lapsed(), &mut work);
                 watch_connection(&router, &health);
             }
             Some(change) = questions.next() => match change {
+                Change::Loading => is_live = false,
                 Change::Loaded { .. } => {
-                    loaded = true;
-                    health.ready("questions");
-                    for session in router.pending.sessions() {
-                        show_all(&router, &session, &mut work);
-                    }
+                    is_live = true;
+                    show_all(&router, router.pending.sessions(), &mut work);
                 }
-                change => if let Some(stored) = change.into_stored() {
-                    let key = stored.value.key.clone();
+                change => match router.take_change(change, is_live) {
                     // What is loaded is shown when all of it is known.
-                    if router.pending.remember_lost(&stored.value, Timestamp::now()) && loaded {
-                        show_all(&router, &key.session_key(), &mut work);
-                    }
-                    let is_new = router.pending.apply(stored, &router.alarms_of(), &router.present);
-                    if is_new && loaded {
+                    _ if !is_live => {}
+                    Some(Taken::Asked(key)) => {
                         let router = router.clone();
                         work.spawn(async move { router.show(&key).await });
                     }
+                    Some(Taken::Lost(session)) => show_all(&router, [session], &mut work),
+                    None => {}
                 }
             },
             Some((alarm, turn)) = async {
@@ -180,14 +188,34 @@ fn watch_connection(router: &Router, health: &Health) {
     }
 }
 
-fn show_all(router: &Arc<Router>, session: &ask_core::key::SessionKey, work: &mut JoinSet<()>) {
-    for key in router.pending.of_session(session) {
+fn show_all(router: &Arc<Router>, sessions: impl IntoIterator<Item = SessionKey>, work: &mut JoinSet<()>) {
+    for key in sessions.into_iter().flat_map(|session| router.pending.of_session(&session)) {
         let router = router.clone();
         work.spawn(async move { router.show(&key).await });
     }
 }
 
+/// What a change of the questions calls for.
+enum Taken {
+    /// A question that was not known waits.
+    Asked(QuestionKey),
+    /// An answer was lost with its gateway, and may be given again in this session.
+    Lost(SessionKey),
+}
+
 impl Router {
+    /// Takes a change of the questions. One that is live came the moment it was written.
+    fn take_change(&self, change: Change<Entry>, is_live: bool) -> Option<Taken> {
+        let stored = change.into_stored()?;
+        let key = stored.value.key.clone();
+        if self.pending.remember_lost(&stored.value, Timestamp::now()) {
+            self.pending.apply(stored, &self.alarms_of(), None);
+            return Some(Taken::Lost(key.session_key()));
+        }
+        let present = is_live.then_some(&self.present);
+        self.pending.apply(stored, &self.alarms_of(), present).then_some(Taken::Asked(key))
+    }
+
     async fn serve(&self, request: RouterRequest) {
         match request {
             RouterRequest::Reply(incoming) => self.on_reply(incoming, Trust::Owner).await,

@@ -159,7 +159,8 @@ impl Router {
                 self.bus.write_chat(&item).await?;
             }
             Effect::Reply { question } => {
-                note = self.answer(request, &question).await?;
+                let rule = StepKind::Message { message: request.message.clone(), rule: message.rule.clone() };
+                note = self.answer(request, &question, rule).await?;
                 if note.is_some() && matches!(decision, MessageDecision::Answer { .. }) {
                     decision = MessageDecision::Late { question };
                     let late = |session: &Session| session.answer_was_late(&request.message);
@@ -182,7 +183,12 @@ impl Router {
     }
 
     /// Hands the message in as its question's reply. `Some` says who was first instead.
-    async fn answer(&self, request: &SayRequest, question: &str) -> Result<Option<String>, BusError> {
+    async fn answer(
+        &self,
+        request: &SayRequest,
+        question: &str,
+        step: StepKind,
+    ) -> Result<Option<String>, BusError> {
         let key: QuestionKey = question.parse()?;
         let Some(stored) = self.bus.question(&key).await? else {
             return Ok(Some("The question is no longer on record.".into()));
@@ -190,6 +196,9 @@ impl Router {
         let Some(reply) = request.as_reply(&stored.value.question) else {
             return Ok(Some("The message does not answer the question.".into()));
         };
+        if stored.value.is_pending() && self.pending.hold(&key, step) {
+            self.set_alarm(STEPS_WITHIN, Alarm::Steps(key.clone()));
+        }
         let request = ReplyRequest { schema: SCHEMA, key, reply };
         let taken = self.take_reply(&request, Trust::Owner).await?;
         Ok(match taken {

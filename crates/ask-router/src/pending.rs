@@ -6,13 +6,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ask_bus::Stored;
-use ask_core::entry::{Entry, Step, StepKind};
+use ask_core::entry::{Entry, MAX_LISTED, Step, StepKind};
 use ask_core::key::{QuestionKey, SessionKey};
 use ask_core::limits::AskedBefore;
 use ask_core::record::{RECORD_KEPT, was_lost};
 use ask_core::surface::Surface;
 use ask_core::time::Timestamp;
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::Instant;
 
 use crate::deadlines::{Alarm, Timed};
 use crate::presence::PresentStreams;
@@ -43,6 +44,8 @@ struct Inner {
 
 struct Pending {
     stored: Stored<Entry>,
+    /// When its deadline comes.
+    due: Instant,
     /// The owner of its session, once that was read.
     owner: Option<String>,
     /// Surfaces for whose report an alarm is set.
@@ -54,12 +57,14 @@ struct Pending {
 }
 
 impl PendingQuestions {
-    /// Takes the value of an entry. True for a pending question that was not known.
+    /// Takes the value of an entry. True for a pending question that was not known. `live` is given
+    /// where the value came the moment it was written: then this router's own clock counts from
+    /// there, whatever the wall clocks say, and it knows who was there from the start.
     pub(crate) fn apply(
         &self,
         stored: Stored<Entry>,
         alarms: &AlarmSetting<'_>,
-        present: &PresentStreams,
+        live: Option<&PresentStreams>,
     ) -> bool {
         let mut inner = self.lock();
         let entry = &stored.value;
@@ -74,16 +79,18 @@ impl PendingQuestions {
             }
             return false;
         }
-        let now = Timestamp::now();
-        let due = deadlines::at(entry.deadline, now, &key, alarms.replica, alarms.stagger);
-        let _ = alarms.set.send((due, Alarm::Deadline(key.clone())));
+        let now = if live.is_some() { entry.asked_at } else { Timestamp::now().max(entry.asked_at) };
+        let due = Instant::now() + entry.deadline.since(now);
+        let alarm = due + deadlines::apart(&key, alarms.replica, alarms.stagger);
+        let _ = alarms.set.send((alarm, Alarm::Deadline(key.clone())));
         let nothing_offered =
-            present.followed_since(now.since(entry.asked_at)) && !present.somebody(&entry.key.session_key());
+            live.is_some_and(|present| present.is_followed() && !present.somebody(&entry.key.session_key()));
         inner.by_session.entry(entry.key.session_key()).or_default().insert(key.clone());
         inner.questions.insert(
             key,
             Pending {
                 stored,
+                due,
                 owner: None,
                 awaited: BTreeSet::new(),
                 unreported: Vec::new(),
@@ -96,6 +103,11 @@ impl PendingQuestions {
     /// The entry of a pending question.
     pub(crate) fn get(&self, key: &QuestionKey) -> Option<Stored<Entry>> {
         self.lock().questions.get(key).map(|p| p.stored.clone())
+    }
+
+    /// Whether the deadline of a pending question has come.
+    pub(crate) fn is_overdue(&self, key: &QuestionKey) -> bool {
+        self.lock().questions.get(key).is_some_and(|p| p.due <= Instant::now())
     }
 
     /// The pending questions of a session.
@@ -214,22 +226,29 @@ impl PendingQuestions {
         let mut inner = self.lock();
         let on_record =
             inner.questions.get(key).is_some_and(|p| p.stored.value.steps.iter().any(|s| s.what == what));
-        let held = inner.steps.entry(key.clone()).or_default();
-        if on_record || held.iter().any(|s| s.what == what) {
+        let is_held = inner.steps.get(key).is_some_and(|held| held.iter().any(|s| s.what == what));
+        if on_record || is_held {
             return false;
         }
-        held.push(Step { at: Timestamp::now(), what });
+        inner.steps.entry(key.clone()).or_default().push(Step { at: Timestamp::now(), what });
         true
     }
 
-    /// Whether a surface has reported delivery, on record or held here.
+    /// Whether this surface has reported delivery, on record or held here.
     pub(crate) fn was_delivered(&self, key: &QuestionKey, on: Surface) -> bool {
+        self.any_step(key, |what| matches!(what, StepKind::Delivered { surface, .. } if *surface == on))
+    }
+
+    /// Whether any surface has reported delivery, on record or held here.
+    pub(crate) fn was_delivered_anywhere(&self, key: &QuestionKey) -> bool {
+        self.any_step(key, |what| matches!(what, StepKind::Delivered { .. }))
+    }
+
+    fn any_step(&self, key: &QuestionKey, is: impl Fn(&StepKind) -> bool) -> bool {
         let inner = self.lock();
         let on_record = inner.questions.get(key).into_iter().flat_map(|p| &p.stored.value.steps);
         let held = inner.steps.get(key).into_iter().flatten();
-        on_record
-            .chain(held)
-            .any(|s| matches!(&s.what, StepKind::Delivered { surface, .. } if *surface == on))
+        on_record.chain(held).any(|step| is(&step.what))
     }
 
     /// The entry with the steps that are held for it.
@@ -244,7 +263,9 @@ impl PendingQuestions {
     pub(crate) fn recorded(&self, entry: &Entry) {
         let mut inner = self.lock();
         if let Some(held) = inner.steps.get_mut(&entry.key) {
-            held.retain(|s| !entry.steps.iter().any(|r| r.what == s.what));
+            // What a full list has left out is counted there.
+            let is_full = entry.steps.len() >= MAX_LISTED;
+            held.retain(|s| !is_full && !entry.steps.iter().any(|r| r.what == s.what));
             if held.is_empty() {
                 inner.steps.remove(&entry.key);
             }
@@ -295,7 +316,7 @@ impl Router {
     pub(crate) fn decided(&self, entry: &Entry, revision: u64) {
         self.pending.recorded(entry);
         let stored = Stored { value: entry.clone(), revision };
-        self.pending.apply(stored, &self.alarms_of(), &self.present);
+        self.pending.apply(stored, &self.alarms_of(), None);
         crate::spans::human_wait(entry);
     }
 }

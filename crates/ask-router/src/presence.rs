@@ -15,8 +15,6 @@ use tokio::time::Instant;
 /// Missing presence is no evidence for this long after a start or reconnect: emitters need a
 /// heartbeat to say that they are there.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Very many deadlines at once share one look at how far presence has come.
-const CURRENT_FOR: Duration = Duration::from_millis(100);
 /// How long the presence that the server has may take to arrive here.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(1);
 
@@ -52,28 +50,27 @@ impl PresentStreams {
         }
     }
 
-    /// Everything up to `revision` is taken, with all that follows from it.
-    pub(crate) fn has_reached(&self, revision: u64) {
-        self.reached.send_if_modified(|reached| {
-            let is_new = revision > *reached;
-            *reached = revision.max(*reached);
-            is_new
-        });
+    /// Everything up to `revision` is taken, with all that follows from it; `None` while it is
+    /// loaded anew.
+    pub(crate) fn has_reached(&self, revision: Option<u64>) {
+        self.reached.send_replace(revision.unwrap_or(0));
     }
 
     /// Waits until all presence that the server has now is taken. False where that is not to be
     /// had soon: then another router may know of somebody (rule F2).
     pub(crate) async fn is_current(&self, bus: &Bus) -> bool {
+        let asked = Instant::now();
         let mut was_current = self.was_current.lock().await;
-        if was_current.is_some_and(|at| at.elapsed() < CURRENT_FOR) {
+        // Very many deadlines at once share a look that began after each of them.
+        if was_current.is_some_and(|looked| looked >= asked) {
             return true;
         }
-        let now = Instant::now();
+        let looked = Instant::now();
         let Ok(last) = bus.last_presence().await else { return false };
         let mut reached = self.reached.subscribe();
         let arrives = tokio::time::timeout(ARRIVES_WITHIN, reached.wait_for(|reached| *reached >= last));
         let is_current = matches!(arrives.await, Ok(Ok(_)));
-        *was_current = is_current.then_some(now);
+        *was_current = is_current.then_some(looked);
         is_current
     }
 
@@ -81,6 +78,10 @@ impl PresentStreams {
     pub(crate) fn apply(&self, change: PresenceChange) -> Option<SessionKey> {
         let mut inner = self.lock();
         match change {
+            Change::Loading => {
+                inner.followed_since = None;
+                None
+            }
             Change::Loaded { .. } => {
                 inner.followed_since = Some(Instant::now() + SETTLE);
                 None
@@ -116,9 +117,9 @@ impl PresentStreams {
         gone.into_iter().map(|(session, _)| session).collect()
     }
 
-    /// Whether presence has been followed for at least `for_` without a break.
-    pub(crate) fn followed_since(&self, for_: Duration) -> bool {
-        self.lock().followed_since.is_some_and(|since| since + for_ <= Instant::now())
+    /// Whether presence is followed without a break, and long enough to be evidence.
+    pub(crate) fn is_followed(&self) -> bool {
+        self.lock().followed_since.is_some_and(|since| since <= Instant::now())
     }
 
     /// Whether any stream of the session is open.
@@ -192,13 +193,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn f2_missing_presence_is_no_evidence_after_a_start_or_reconnect() {
         let present = PresentStreams::new(Duration::from_secs(15));
-        assert!(!present.followed_since(Duration::ZERO));
+        assert!(!present.is_followed());
         present.apply(Change::Loaded { revision: 0 });
-        assert!(!present.followed_since(Duration::ZERO));
+        assert!(!present.is_followed());
         tokio::time::advance(SETTLE).await;
-        assert!(present.followed_since(Duration::ZERO));
-        present.apply(Change::Loaded { revision: 0 });
-        assert!(!present.followed_since(Duration::ZERO));
+        assert!(present.is_followed());
+        present.apply(Change::Loading);
+        assert!(!present.is_followed());
     }
 
     #[tokio::test(start_paused = true)]
@@ -210,5 +211,25 @@ mod tests {
         assert!(matches!(present.audience(&session(), None), Audience::Present { looking: true, .. }));
         present.apply(Change::Deleted { key: "g.s.m1".into(), revision: 3 });
         assert!(matches!(present.audience(&session(), None), Audience::Present { looking: false, .. }));
+    }
+
+    #[tokio::test]
+    async fn f2_a_router_that_has_not_heard_of_everybody_yet_knows_nothing_of_them() {
+        let server = testkit::nats::NatsServer::start().await.unwrap();
+        let options = ask_bus::BusOptions { url: server.url(), name: "test".into(), ..Default::default() };
+        let bus = Bus::connect(options).await.unwrap();
+        let provisioning = ask_bus::Provisioning { gateways: vec!["g".into()], replicas: 1 };
+        bus.provision(&provisioning).await.unwrap();
+        let present = PresentStreams::new(Duration::from_secs(15));
+        assert!(present.is_current(&bus).await, "nobody was ever there");
+        let surfaces = BTreeSet::new();
+        let somebody =
+            Presence { schema: 1, emitter: "e".into(), surfaces, looking: true, other_chat: false };
+        bus.write_presence(&session(), "m1", &somebody).await.unwrap();
+        assert!(!present.is_current(&bus).await);
+        let arrives = async { present.has_reached(Some(1)) };
+        assert!(tokio::join!(present.is_current(&bus), arrives).0);
+        present.has_reached(None);
+        assert!(!present.is_current(&bus).await);
     }
 }

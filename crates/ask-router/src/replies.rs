@@ -2,9 +2,9 @@
 
 use ask_bus::{BusError, Incoming};
 use ask_core::entry::Entry;
+use ask_core::key::SessionKey;
 use ask_core::question::Invalid;
 use ask_core::reply::{Reply, ReplyContent, as_message};
-use ask_core::surface::Surface;
 use ask_core::take::{Taken, Trust};
 use ask_core::time::Timestamp;
 use ask_core::wire::{ReplyRequest, ReplyResponse};
@@ -20,7 +20,13 @@ impl Router {
         async {
             let response = self.take_reply(&incoming.request, trust).await.unwrap_or_else(|error| {
                 tracing::warn!(%error, "a reply was not written");
-                ReplyResponse::Retry { why: error.to_string() }
+                match error {
+                    BusError::TooLarge { .. } => {
+                        let limit = "short enough for the question's entry (please shorten your answer)";
+                        ReplyResponse::Invalid { invalid: Invalid::new("answers", limit, error) }
+                    }
+                    error => ReplyResponse::Retry { why: error.to_string() },
+                }
             });
             tracing::Span::current().record("askbus.result", result_name(&response));
             incoming.answer(&response).await;
@@ -36,14 +42,12 @@ impl Router {
         trust: Trust,
     ) -> Result<ReplyResponse, BusError> {
         let key = &request.key;
-        let surface = request.reply.surface;
-        if trust == Trust::Owner && matches!(surface, Surface::Gateway | Surface::Cli) {
-            // Who is believed without being the owner has subjects of its own.
-            let invalid = Invalid::new("surface", "one of a front end", surface.name());
-            return Ok(ReplyResponse::Invalid { invalid });
-        }
-        if trust == Trust::Owner && !self.may_reply(request).await? {
+        if trust == Trust::Owner && !self.owns(&key.session_key(), &request.reply.by.user).await? {
             return Ok(ReplyResponse::WrongUser);
+        }
+        if trust == Trust::Owner && self.pending.is_overdue(key) {
+            // A router that was away for long has the reply before it has dealt with the deadline.
+            self.expire(key).await;
         }
         let mut known = self.pending.get(key);
         for _ in 0..crate::ATTEMPTS {
@@ -100,12 +104,12 @@ impl Router {
         Ok(response)
     }
 
-    /// Only the session's owner replies; where no front end is bound, the gateway's operator.
-    async fn may_reply(&self, request: &ReplyRequest) -> Result<bool, BusError> {
-        let user = &request.reply.by.user;
-        Ok(match self.bus.session(&request.key.session_key()).await? {
+    /// A session belongs to the user it is bound to; where no front end is bound, to the gateway's
+    /// operator.
+    pub(crate) async fn owns(&self, session: &SessionKey, user: &String) -> Result<bool, BusError> {
+        Ok(match self.bus.session(session).await? {
             Some(session) => session.value.owner == *user,
-            None => self.config.operators.get(&request.key.gateway) == Some(user),
+            None => self.config.operators.get(&session.gateway) == Some(user),
         })
     }
 }

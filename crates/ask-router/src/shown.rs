@@ -2,12 +2,16 @@
 
 use ask_bus::Incoming;
 use ask_core::entry::StepKind;
+use ask_core::question::clamp;
 use ask_core::wire::{ShownEvent, ShownRequest, ShownResponse};
 use tracing::Instrument;
 
 use crate::deadlines::Alarm;
 use crate::surfaces::STEPS_WITHIN;
 use crate::{Router, spans};
+
+/// Longest reason of a front end that is kept, in characters.
+const MAX_REASON: usize = 400;
 
 impl Router {
     pub(crate) async fn on_shown(&self, incoming: Incoming<ShownRequest>) {
@@ -29,7 +33,9 @@ impl Router {
         let surface = request.surface;
         let what = match &request.event {
             ShownEvent::Delivered => StepKind::Delivered { surface, chat: request.chat.clone() },
-            ShownEvent::Refused { reason } => StepKind::Refused { surface, reason: reason.clone() },
+            ShownEvent::Refused { reason } => {
+                StepKind::Refused { surface, reason: clamp(reason, MAX_REASON) }
+            }
         };
         if stored.value.steps.iter().any(|s| s.what == what) {
             return ShownResponse::Noted { on_record: true };

@@ -16,9 +16,9 @@ impl Router {
         let span = spans::request("stop", incoming.traceparent.as_deref());
         async {
             let request = &incoming.request;
-            let response = match self.bus.session(&request.session).await {
-                Ok(Some(session)) if session.value.owner != request.user => Ok(StopResponse::WrongUser),
-                Ok(_) => self.stop_session(&request.session, None).await,
+            let response = match self.owns(&request.session, &request.user).await {
+                Ok(false) => Ok(StopResponse::WrongUser),
+                Ok(true) => self.stop_session(&request.session, None).await,
                 Err(error) => Err(error),
             };
             let response = response.unwrap_or_else(|error| StopResponse::Retry { why: error.to_string() });
@@ -34,15 +34,27 @@ impl Router {
         session: &SessionKey,
         through: Option<u64>,
     ) -> Result<StopResponse, BusError> {
-        let said = self.bus.session(session).await?.map_or(0, |stored| stored.value.count);
+        let stored = self.bus.session(session).await?;
+        let (said, done) = stored.map_or((0, 0), |s| (s.value.count, s.value.stop_done));
+        // What runs in a session in which all that was said is stopped came by itself.
+        let anew = through.is_none() && done >= said;
         let through = through.unwrap_or(said);
+        // Where another router finishes the same Stop, what comes later may have begun.
+        let is_over =
+            async || Ok::<_, BusError>(!anew && self.is_stopped_to_the_end(session, through).await?);
         self.change_session(session, |session| session.stopped(through)).await?;
         let mut cancelled = 0;
+        if is_over().await? {
+            return Ok(StopResponse::Stopped { cancelled, aborted: true });
+        }
         for stored in self.bus.questions_of(session).await? {
             let stopped = self
                 .decide(&stored.value.key, |entry| entry.cancel(CancelReason::Stop, "stop", Timestamp::now()))
                 .await?;
             cancelled += u64::from(stopped);
+        }
+        if is_over().await? {
+            return Ok(StopResponse::Stopped { cancelled, aborted: true });
         }
         let abort = AbortRequest { schema: SCHEMA, session: session.clone() };
         let why = match self.bus.abort(&abort).await {
@@ -55,5 +67,10 @@ impl Router {
         };
         // The run may go on, so this is not "stopped" yet; everything so far can be repeated.
         Ok(StopResponse::Retry { why: format!("the run was not aborted: {why}") })
+    }
+
+    async fn is_stopped_to_the_end(&self, session: &SessionKey, through: u64) -> Result<bool, BusError> {
+        let stored = self.bus.session(session).await?;
+        Ok(stored.is_some_and(|session| session.value.stop_was_done(through).is_none()))
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ask_bus::BusError;
 use ask_core::SCHEMA;
-use ask_core::entry::{Entry, StepKind};
+use ask_core::entry::{Entry, Road, StepKind};
 use ask_core::key::QuestionKey;
 use ask_core::outcome::Undeliverable;
 use ask_core::surface::{self, Showing, Surface};
@@ -35,14 +35,15 @@ impl Router {
             return Ok(());
         }
         let session = self.bus.session(&session_key).await?;
-        // What was shown once stays, whatever the limits say later.
-        if !entry.steps.iter().any(|step| matches!(step.what, StepKind::Surface { .. })) {
-            let owner = session.as_ref().map(|s| s.value.owner.as_str());
-            let limits = self.config.limits;
-            let before = self.pending.asked_before(entry, owner, limits.per_user);
-            if let Some(rule) = limits.exceeded(before) {
-                return self.give_up(entry, Undeliverable::TooManyPending, rule).await;
-            }
+        let owner = session.as_ref().map(|s| s.value.owner.as_str());
+        let limits = self.config.limits;
+        let before = self.pending.asked_before(entry, owner, limits.per_user);
+        // What was shown once stays, whatever the limits say later; and the Gateway's own surfaces
+        // show what nobody here can be shown.
+        let was_shown = entry.steps.iter().any(|step| matches!(step.what, StepKind::Surface { .. }));
+        let is_ours = session.is_some() || entry.road != Road::Native;
+        if let Some(rule) = limits.exceeded(before).filter(|_| is_ours && !was_shown) {
+            return self.give_up(entry, Undeliverable::TooManyPending, rule).await;
         }
         let audience = self.present.audience(&session_key, session.as_ref().map(|s| &s.value.surfaces));
         if self.present.somebody(&session_key) {
@@ -62,6 +63,11 @@ impl Router {
                 Ok(())
             }
             (Showing::Show(surface), rule) => self.show_on(entry, surface, rule).await,
+            // Whoever has seen it may still answer it.
+            (Showing::Undeliverable(_), rule) if self.pending.was_delivered_anywhere(key) => {
+                tracing::debug!(question = %key.question, rule, "was delivered, so it waits");
+                Ok(())
+            }
             (Showing::Undeliverable(reason), rule) => self.give_up(entry, reason, rule).await,
         }
     }

@@ -12,7 +12,7 @@ use ask_core::outcome::{CancelReason, Delivered, Outcome, Returned, Undeliverabl
 use ask_core::question::{Choice, Prompt, Question};
 use ask_core::reply::{Answer, Reply, ReplyContent, Responder};
 use ask_core::result::tool_result;
-use ask_core::session::{MessageDecision, SendBy};
+use ask_core::session::{MessageDecision, RoutedMessage, SendBy};
 use ask_core::surface::Surface;
 use ask_core::time::Timestamp;
 use ask_core::wire::*;
@@ -391,6 +391,96 @@ async fn a_repeated_stop_leaves_alone_what_came_after_it() {
 }
 
 #[tokio::test]
+async fn s2_a_stop_that_died_is_finished_before_the_next_message_has_any_effect() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    let asked = setup.ask("c1", |_| ()).await;
+    // A router has put the Stop on record, and died.
+    let stored = setup.bus.session(&session()).await.unwrap().unwrap();
+    let (id, decision) = ("m1".to_owned(), MessageDecision::Stop);
+    let stop = RoutedMessage { id, at: Timestamp::now(), decision, rule: "stop_is_a_command".into() };
+    setup.bus.write_session(&stored.value.routed(stop), stored.revision).await.unwrap();
+    let not_yet = setup.say("m2", "alice", "go on").await;
+    assert!(matches!(not_yet, SayResponse::Retry { .. }), "nobody aborted the run: {not_yet:?}");
+    let mut adapter = setup.bus.serve_adapter("g").await.unwrap();
+    let serve = async {
+        let Some(AdapterRequest::Abort(abort)) = adapter.next().await else { panic!("no abort came") };
+        abort.answer(&AbortResponse { aborted: true, error: None }).await;
+    };
+    let message = say("m2", "alice", "go on");
+    let (said, ()) = tokio::join!(setup.bus.say(&message), serve);
+    assert!(matches!(said.unwrap(), SayResponse::Routed { decision: MessageDecision::Message { .. }, .. }));
+    let reason = CancelReason::Stop;
+    assert_eq!(*outcome(&setup.entry(&asked.key).await), Outcome::Cancelled { reason });
+    let session = setup.bus.session(&session()).await.unwrap().unwrap().value;
+    assert_eq!((session.stopped_through, session.stop_done), (2, 2));
+    // Its sender repeats it: there is nobody to abort anything, and nothing is.
+    let again = setup.say("m1", "alice", "/stop").await;
+    assert!(matches!(again, SayResponse::Routed { decision: MessageDecision::Stop, .. }), "{again:?}");
+}
+
+#[tokio::test]
+async fn a_session_without_a_front_end_is_stopped_by_its_operator_alone() {
+    let operator = |config: &mut RouterConfig| drop(config.operators.insert("g".into(), "olga".into()));
+    let setup = Setup::with(operator).await;
+    let asked = setup.ask("c1", |e| e.road = Road::Native).await;
+    let stop = |user: &str| StopRequest { schema: SCHEMA, session: session(), user: user.into() };
+    assert_eq!(setup.bus.stop(&stop("mallory")).await.unwrap(), StopResponse::WrongUser);
+    assert!(setup.entry(&asked.key).await.is_pending());
+    assert_ne!(setup.bus.stop(&stop("olga")).await.unwrap(), StopResponse::WrongUser);
+    assert!(!setup.entry(&asked.key).await.is_pending());
+}
+
+#[tokio::test]
+async fn a_router_whose_wall_clock_is_ahead_expires_nothing_early() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    // To this router it was asked an hour ago, and had a minute.
+    let asked_at = Timestamp::now().minus(Duration::from_secs(3_600));
+    let asked = setup
+        .ask("c1", |e| (e.asked_at, e.deadline) = (asked_at, asked_at.plus(Duration::from_secs(60))))
+        .await;
+    let soon = Timestamp::now().plus(Duration::from_millis(700));
+    let other = setup.ask("c2", |e| e.deadline = soon).await;
+    setup.decided(&other.key).await;
+    assert!(setup.entry(&asked.key).await.is_pending());
+    assert_eq!(setup.reply(&asked.key, "r1", "alice", Answer::option(0)).await, ReplyResponse::Saved);
+}
+
+#[tokio::test]
+async fn what_a_person_has_seen_stays_answerable_when_its_surface_fails_later() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    setup.look_with(true, [Surface::Card].into()).await;
+    let asked = setup.ask("c1", |_| ()).await;
+    setup.delivered(&asked.key, true).await;
+    let event = ShownEvent::Refused { reason: "x".repeat(9_000) };
+    let (key, surface) = (asked.key.clone(), Surface::Card);
+    let failed = ShownRequest { schema: SCHEMA, key, surface, chat: None, event, on_record: true };
+    setup.bus.shown(&failed).await.unwrap();
+    let steps = setup.entry(&asked.key).await.steps;
+    let is_short = |step: &StepKind| matches!(step, StepKind::Refused { reason, .. } if reason.len() < 500);
+    assert!(steps.iter().any(|step| is_short(&step.what)), "{steps:?}");
+    assert_eq!(setup.reply(&asked.key, "r1", "alice", Answer::option(0)).await, ReplyResponse::Saved);
+}
+
+#[tokio::test]
+async fn a_click_on_what_fell_due_while_no_router_ran_is_late() {
+    let mut setup = Setup::new().await;
+    setup.bind().await;
+    setup.kill_routers().await;
+    let deadline = Timestamp::now().plus(Duration::from_millis(1));
+    let asked = setup.ask("c1", |e| e.deadline = deadline).await;
+    until("the deadline", async || (Timestamp::now() > deadline).then_some(())).await;
+    let request = reply(&asked.key, "r1", "alice", Answer::option(0));
+    let bus = setup.bus.clone();
+    // It is there the moment that the router takes replies.
+    let click = until("a router", async || bus.reply(&request).await.ok());
+    let (late, ()) = tokio::join!(click, setup.start_router());
+    assert!(matches!(late, ReplyResponse::Closed { outcome: Outcome::Expired, .. }), "{late:?}");
+}
+
+#[tokio::test]
 async fn an_outcome_of_the_gateway_needs_no_owner() {
     let setup = Setup::new().await;
     let asked = setup.ask("c1", |e| e.road = Road::Native).await;
@@ -506,6 +596,8 @@ async fn a_message_answers_the_question_that_was_on_screen() {
     let decided = setup.entry(&asked.key).await;
     let answers = [("answer".to_string(), Answer::option(1))].into();
     assert_eq!(*outcome(&decided), Outcome::Answered { answers });
+    let by_rule = StepKind::Message { message: "m1".into(), rule: "the_one_shown_question".into() };
+    assert!(decided.steps.iter().any(|step| step.what == by_rule), "{:?}", decided.steps);
     assert_eq!(setup.say("m1", "alice", "oslo").await, response, "a retry gets the same");
 }
 

@@ -33,6 +33,7 @@ pub fn rows(entry: &Entry) -> Vec<Row> {
             }
             StepKind::Refused { surface, reason } => ("refused", format!("{}: {reason}", surface.name())),
             StepKind::Corrected { why } => ("corrected", why.clone()),
+            StepKind::Message { message, rule } => ("message", format!("{message}, by rule {rule}")),
         };
         rows.push(Row { at: step.at, step: name, what: plain(&what, LONGEST_TEXT) });
     }

@@ -114,7 +114,7 @@ impl Adapter {
         while let Some(change) = watch.next().await {
             match change {
                 Change::Put { value, revision, .. } => self.learn(Stored { value: *value, revision }),
-                Change::Deleted { .. } => {}
+                Change::Deleted { .. } | Change::Loading => {}
                 Change::Loaded { .. } => {
                     self.loaded.send_replace(true);
                 }

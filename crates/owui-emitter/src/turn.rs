@@ -851,7 +851,7 @@ fn ask_line(stored: &Stored<Entry>, surface: Surface, request: &TurnRequest) -> 
                 .collect();
             json!({
                 "id": prompt.id,
-                "header": prompt.header,
+                "header": prompt.short_header(),
                 "text": prompt.text,
                 "options": options,
                 "multiple": prompt.multiple,

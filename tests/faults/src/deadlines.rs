@@ -92,7 +92,7 @@ pub async fn run(options: WorldOptions, count: usize) -> Result<Deadlines> {
             match change.context("the watch ended")? {
                 Change::Put { value, revision, .. } => seen.note(&Stored { value: *value, revision }),
                 Change::Deleted { key, .. } => bail!("{key} was deleted"),
-                Change::Loaded { .. } => {}
+                Change::Loading | Change::Loaded { .. } => {}
             }
         }
         // In the middle: some have expired, and most have not.

@@ -1256,6 +1256,13 @@ fn s2_a_stop_that_dies_halfway_is_finished_before_another_message_takes_effect()
     search(&say).holds("say, stop, one router", &["aborted + stop (not asked)", "sent + stop (not asked)"]);
 }
 
+/// A known window: nothing fences a router at the Gateway either.
+#[test]
+fn s2_two_routers_that_finish_the_same_stop_are_the_window_that_stays_open() {
+    let say = Say { ignored: &[], adapters: 1, ..plugin(&["hello", "/stop"]) };
+    search(&say).breaks(ENDED_LATER);
+}
+
 #[test]
 fn s2_a_message_that_does_not_await_the_stop_before_it_is_found() {
     let say = Say { ignored: &[], routers: 1, adapters: 1, ..plugin(&["hello", "/stop"]) };
