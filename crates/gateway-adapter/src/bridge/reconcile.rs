@@ -104,14 +104,15 @@ async fn load(link: &Arc<Link>, since: Timestamp) -> Result<(), GatewayError> {
     Ok(())
 }
 
-/// Remembers the Gateway process once everything that the one before has left is decided.
+/// Remembers the Gateway process once everything that the one before has left is closed: whoever
+/// takes over before that still knows that it was lost in a restart.
 fn remember_boot(link: &Arc<Link>, gone: Vec<QuestionKey>) {
     let link = link.clone();
     tokio::spawn(async move {
         let stop = link.stop.clone();
         let remember = async {
             for key in gone {
-                link.adapter.wait_decided(&key).await;
+                link.adapter.wait_for(&key, |entry| entry.returned().is_some()).await;
             }
             let mut pause = Pause::default();
             while let Err(error) = link.adapter.bus.write_boot_id(link.adapter.gateway(), &link.boot_id).await

@@ -279,6 +279,24 @@ async fn the_end_of_a_run_cancels_what_its_calls_still_ask() {
 }
 
 #[tokio::test]
+async fn a_restart_is_remembered_only_when_the_calls_it_has_lost_are_closed() {
+    let (bench, adapter) = Bench::with_adapter().await;
+    until("the boot id", async || bench.bus.boot_id("openclaw").await.ok()?).await;
+    bench.plug_in(&adapter, true);
+    bench.send(SESSION, r#"CALL request_user_input {"question":"Where to?"}"#).await;
+    let asked = bench.question(SESSION, |_| true).await.value;
+    bench.gateway.kill();
+    assert_eq!(bench.answer(&asked, Answer::text("Oslo")).await, ReplyResponse::Saved);
+    bench.gateway.start_again().await.unwrap();
+    let boot = bench.gateway.boot_id();
+    until("the new boot id", async || (bench.bus.boot_id("openclaw").await.ok()?? == boot).then_some(()))
+        .await;
+    // An adapter that begins now would take it for the end of a run.
+    let closed = bench.bus.question(&asked.key).await.unwrap().unwrap().value;
+    assert_eq!(closed.returned(), Some(&Returned::Unconfirmed { why: "gateway_restart".into() }));
+}
+
+#[tokio::test]
 async fn a_restart_of_the_gateway_cancels_the_calls_of_its_plugin() {
     let (bench, adapter) = Bench::with_adapter().await;
     until("the boot id", async || bench.bus.boot_id("openclaw").await.ok()?).await;
