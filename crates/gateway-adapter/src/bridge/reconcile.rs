@@ -9,6 +9,7 @@ use ask_bus::Stored;
 use ask_core::call::{self, Gone};
 use ask_core::entry::{Entry, Road};
 use ask_core::key::QuestionKey;
+use ask_core::native::gateway_reply_id;
 use ask_core::outcome::CancelReason;
 use ask_core::reply::ReplyContent;
 use ask_core::time::Timestamp;
@@ -213,7 +214,8 @@ async fn call_is_gone(adapter: Arc<Adapter>, stored: Arc<Stored<Entry>>, reason:
     let work = async {
         let mut entry = stored.value.clone();
         if call::gone(&entry, why) == Gone::CancelFirst {
-            hand_in(&adapter, &entry, ReplyContent::Cancelled { reason }, None).await;
+            let id = gateway_reply_id(key);
+            hand_in(&adapter, &entry, id, ReplyContent::Cancelled { reason }, None).await;
             entry = adapter.wait_decided(key).await.value.clone();
         }
         if let Gone::Close(returned) = call::gone(&entry, why) {
