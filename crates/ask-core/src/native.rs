@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use sha2::{Digest, Sha256};
 
 use crate::call::GATEWAY_RESTART;
-use crate::entry::{DecidedBy, Decision, Entry};
+use crate::entry::{DecidedBy, Decision, Entry, Road};
 use crate::key::QuestionKey;
 use crate::outcome::{CancelReason, Outcome, Returned};
-use crate::reply::{Answer, ReplyContent};
+use crate::question::{Invalid, Question};
+use crate::reply::{Answer, Reply, ReplyContent, check_answers};
 use crate::surface::Surface;
 
 /// Longest `resolutionId` that the Gateway takes, in bytes.
@@ -105,6 +106,33 @@ pub fn decided_by_gateway(entry: &Entry) -> Option<Returned> {
     })
 }
 
+/// Checks the answers of a reply to `entry`. The Gateway's own are a fact, whatever the question
+/// allows; only a secret is never taken in clear.
+///
+/// # Errors
+/// As [`check_answers`].
+pub(crate) fn check_reply(
+    entry: &Entry,
+    reply: &Reply,
+    answers: &BTreeMap<String, Answer>,
+) -> Result<(), Invalid> {
+    let is_fact = entry.road == Road::Native
+        && reply.surface == Surface::Gateway
+        && reply.id == gateway_reply_id(&entry.key);
+    match is_fact {
+        true => check_secrets(&entry.question, answers),
+        false => check_answers(&entry.question, answers),
+    }
+}
+
+fn check_secrets(question: &Question, answers: &BTreeMap<String, Answer>) -> Result<(), Invalid> {
+    let in_clear = |id: &String| matches!(answers.get(id), Some(Answer::Given { .. }));
+    match question.prompts.iter().find(|prompt| prompt.secret && in_clear(&prompt.id)) {
+        Some(prompt) => Err(Invalid::new(&prompt.id, "a sealed secret", "a plain value (not shown)")),
+        None => Ok(()),
+    }
+}
+
 /// By this the Gateway's record tells whether it has our decision. The same for every repetition.
 pub fn resolution_id(entry: &Entry) -> String {
     let id = match entry.decision().map(|d| &d.by) {
@@ -173,9 +201,9 @@ fn forgotten(decision: &Decision, found: InTranscript, new_boot: bool) -> Return
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entry::{Road, Verdict};
-    use crate::question::{Prompt, Question};
-    use crate::reply::{Reply, Responder};
+    use crate::entry::Verdict;
+    use crate::question::Prompt;
+    use crate::reply::Responder;
     use crate::time::Timestamp;
 
     fn pending() -> Entry {
@@ -283,6 +311,31 @@ mod tests {
             let entry = replied(&id, Surface::Gateway, content);
             assert_eq!(entry.decision().unwrap().outcome, outcome, "{found:?}");
             assert_eq!(decided_by_gateway(&entry), Some(returned), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_gateway_had_is_taken_whatever_the_question_allows_but_no_secret_in_clear() {
+        let options = ["A", "B"].map(crate::question::Choice::label).into();
+        let closed = Prompt { options, allow_other: false, ..Prompt::free_text("Which?") };
+        let more = Prompt { id: "more".into(), ..Prompt::free_text("And?") };
+        let ask = |prompts, road| Entry { question: Question::new(prompts).unwrap(), road, ..pending() };
+        let entry = || ask(vec![closed.clone(), more.clone()], Road::Native);
+        let secret = || ask(vec![Prompt { secret: true, ..Prompt::free_text("Token?") }], Road::Native);
+        let table = [
+            ("one that is no option", entry(), "gateway-q", Answer::text("else"), true),
+            ("several", entry(), "gateway-q", Answer::Given { options: vec![0, 1], other: None }, true),
+            ("none", entry(), "gateway-q", Answer::Given { options: vec![], other: None }, true),
+            ("somebody else's", entry(), "r1", Answer::text("else"), false),
+            ("a call's", ask(vec![closed.clone()], Road::Plugin), "gateway-q", Answer::text("else"), false),
+            ("hidden", secret(), "gateway-q", Answer::Hidden, true),
+            ("in clear", secret(), "gateway-q", Answer::text("hunter2"), false),
+        ];
+        for (what, entry, id, answer, taken) in table {
+            let by = Responder { user: "control-ui".into(), name: None, chat: None };
+            let content = ReplyContent::Answers { answers: [("answer".to_owned(), answer)].into() };
+            let reply = Reply { id: id.into(), by, surface: Surface::Gateway, content };
+            assert_eq!(matches!(entry.reply(&reply, Timestamp(2)), Verdict::Decide(_)), taken, "{what}");
         }
     }
 
