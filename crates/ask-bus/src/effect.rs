@@ -56,6 +56,8 @@ effects! {
     Boot = "boot",
     /// For which session an MCP client speaks.
     McpSession = "mcp_session",
+    /// An MCP client has ended its session.
+    McpSessionClear = "mcp_session_clear",
     /// The public seal key is published.
     Seal = "seal",
     /// What can't be read is parked.

@@ -47,6 +47,8 @@ pub struct HttpConfig {
     pub listen: SocketAddr,
     /// The bearer token that clients must send.
     pub token: Redacted,
+    /// Web origins whose pages may speak MCP, beside those of this machine.
+    pub origins: Vec<String>,
 }
 
 /// How long questions wait.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use testkit::until;
 
-use crate::bench::{Adapter, Bench, SESSION, TOKEN};
+use crate::bench::{Adapter, Bench, GATEWAY, SESSION, TOKEN};
 
 const OPENCLAW: &str = "openclaw-bundle-mcp";
 const OTHER: &str = "some-client";
@@ -362,6 +362,38 @@ async fn the_end_of_an_mcp_session_cancels_what_it_has_open() {
     let asked = pending(&bench, &client.own_session()).await;
     assert_eq!(client.request(&adapter, Method::DELETE).send().await.unwrap().status(), 204);
     assert!(matches!(bench.returned(&asked).await, Returned::Unconfirmed { .. }));
+    assert_eq!(bench.bus.mcp_session(GATEWAY, &client.id).await.unwrap(), None, "nothing is kept of it");
+}
+
+#[tokio::test]
+async fn refusals_are_json_rpc_errors_that_name_the_way_out() {
+    let bench = Bench::start().await;
+    let adapter = bench.adapter().await;
+    let client = Client::start(&adapter, OTHER).await;
+    let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
+    let large = json!({"jsonrpc": "2.0", "id": 1, "method": "ping", "params": "x".repeat(1 << 20)});
+    let post = || client.request(&adapter, Method::POST);
+    let bare = |method| request(&adapter, method);
+    let table = [
+        (post().header("origin", "http://evil.example").json(&ping), 403, "adapter.http.origins"),
+        (post().header("origin", "null").json(&ping), 403, "adapter.http.origins"),
+        (testkit::http_client().post(format!("{}/mcp", adapter.url)).json(&ping), 401, "Bearer TOKEN"),
+        (post().json(&large), 413, "1048576 bytes"),
+        (bare(Method::POST).json(&ping), 400, "the one that initialize gave"),
+        (bare(Method::DELETE), 400, "the one that initialize gave"),
+        (bare(Method::DELETE).header("mcp-session-id", "x"), 404, "initialize again"),
+        (client.request(&adapter, Method::GET).header("last-event-id", "x"), 400, "of this server"),
+    ];
+    for (request, status, way_out) in table {
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), status, "{way_out}");
+        let body: Value = response.json().await.unwrap();
+        assert_eq!((&body["jsonrpc"], body["error"]["code"].is_i64()), (&json!("2.0"), true), "{body}");
+        assert!(body["error"]["message"].as_str().unwrap().contains(way_out), "{body}");
+    }
+    for origin in ["http://localhost:5173", "https://tools.example"] {
+        assert_eq!(post().header("origin", origin).json(&ping).send().await.unwrap().status(), 200);
+    }
 }
 
 #[tokio::test]
