@@ -120,7 +120,7 @@ impl Bus {
         let mut headers = async_nats::HeaderMap::new();
         headers.insert("KV-Operation", "DEL");
         let subject = names::bucket_subject(ADAPTERS, &mcp_key(gateway, client));
-        let cleared = effect::have(Effect::McpSessionClear, async {
+        let cleared = effect::have(Effect::McpSession, async {
             self.jetstream().publish_with_headers(subject, headers, "".into()).await?.await
         });
         let failed = |e: String| BusError::unavailable("an mcp session was not cleared", e);

@@ -54,10 +54,8 @@ effects! {
     Lease = "lease",
     /// The gateway process that was seen last.
     Boot = "boot",
-    /// For which session an MCP client speaks.
+    /// For which session an MCP client speaks, or that it speaks no more.
     McpSession = "mcp_session",
-    /// An MCP client has ended its session.
-    McpSessionClear = "mcp_session_clear",
     /// The public seal key is published.
     Seal = "seal",
     /// What can't be read is parked.
