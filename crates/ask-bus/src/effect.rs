@@ -54,7 +54,7 @@ effects! {
     Lease = "lease",
     /// The gateway process that was seen last.
     Boot = "boot",
-    /// For which session an MCP client speaks.
+    /// For which session an MCP client speaks, or that it speaks no more.
     McpSession = "mcp_session",
     /// The public seal key is published.
     Seal = "seal",

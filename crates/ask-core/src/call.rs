@@ -9,12 +9,20 @@ use crate::reply::Answer;
 use crate::result::{ToolResult, tool_result};
 use crate::time::Timestamp;
 
+/// Why a call is gone: the process of its gateway is another one.
+pub const GATEWAY_RESTART: &str = "gateway_restart";
+/// Why a call is gone: its run is over.
+pub const RUN_ENDED: &str = "run_ended";
+/// Why a call is gone: its client has cancelled it.
+pub const CALLER_CANCELLED: &str = "caller_cancelled";
 /// Why a client is done that can't prove what it has.
 pub const NO_PROOF: &str = "no_proof";
-/// How long the outcome for such a client is repeated: longer than it tries to connect again.
-const UNPROVABLE_KEPT: Duration = Duration::from_secs(60);
-/// How long a secret waits for its call to fetch it.
-const SECRET_KEPT: Duration = Duration::from_secs(24 * 3600);
+/// Why an outcome is given up that waited to the retention limit for its call.
+pub const EXPIRED: &str = "expired";
+/// How long after its response such a client may still connect again, and more.
+const RETRY_WINDOW: Duration = Duration::from_secs(60);
+/// The retention limit: how long an outcome waits for its call to fetch it.
+const KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// What is left to do about a call that waits for nothing any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,18 +104,20 @@ pub fn gone(entry: &Entry, why: &str) -> Gone {
     }
 }
 
-/// When a decided question is closed without any word of its call, and why. A client that can't
-/// prove receipt has it by then or has given up; a secret is not kept for ever (rules P5, P6).
-pub fn closes_by_itself(entry: &Entry) -> Option<(Timestamp, &'static str)> {
+/// When a decided question is closed without any word of its call, and why. `written`: when this
+/// process last wrote the whole response for a client that can't prove receipt; after the time in
+/// which it would come again, it has it or has given up. Where nobody knows of a response, outcome
+/// and secret wait to the retention limit (rules P5, P6).
+pub fn closes_by_itself(entry: &Entry, written: Option<Timestamp>) -> Option<(Timestamp, &'static str)> {
     let State::Decided { decision } = &entry.state else {
         return None;
     };
-    let (kept, why) = match entry.road {
-        Road::McpAlone => (UNPROVABLE_KEPT, NO_PROOF),
-        _ if entry.holds_secret() => (SECRET_KEPT, "expired"),
-        _ => return None,
-    };
-    Some((decision.at.plus(kept), why))
+    let is_unprovable = entry.road == Road::McpAlone;
+    match written.filter(|_| is_unprovable) {
+        Some(written) => Some((written.plus(RETRY_WINDOW), NO_PROOF)),
+        None if is_unprovable || entry.holds_secret() => Some((decision.at.plus(KEPT), EXPIRED)),
+        None => None,
+    }
 }
 
 #[cfg(test)]
@@ -186,16 +196,24 @@ mod tests {
 
     #[test]
     fn p6_only_what_nobody_can_prove_or_fetch_any_more_is_closed_by_time() {
-        let at = |kept: Duration| Timestamp(2).plus(kept);
+        let at = |from: u64, kept: Duration| Timestamp(from).plus(kept);
+        let written = Some(Timestamp(9));
+        let limit = Some((at(2, KEPT), EXPIRED));
+        let no_proof = Some((at(9, RETRY_WINDOW), NO_PROOF));
         let table = [
-            (answered(Road::Plugin, false), None),
-            (answered(Road::Mcp, false), None),
-            (answered(Road::Plugin, true), Some((at(SECRET_KEPT), "expired"))),
-            (answered(Road::McpAlone, false), Some((at(UNPROVABLE_KEPT), NO_PROOF))),
-            (pending(Road::McpAlone, false), None),
+            (answered(Road::Plugin, false), None, None),
+            (answered(Road::Mcp, false), None, None),
+            (answered(Road::Plugin, true), None, limit),
+            (answered(Road::Mcp, true), written, limit),
+            // However long it takes the client to fetch it.
+            (answered(Road::McpAlone, true), None, limit),
+            (answered(Road::McpAlone, false), None, limit),
+            (answered(Road::McpAlone, true), written, no_proof),
+            (answered(Road::McpAlone, false), written, no_proof),
+            (pending(Road::McpAlone, false), written, None),
         ];
-        for (entry, closes) in table {
-            assert_eq!(closes_by_itself(&entry), closes, "{:?}", entry.road);
+        for (entry, written, closes) in table {
+            assert_eq!(closes_by_itself(&entry, written), closes, "{:?} {written:?}", entry.road);
         }
     }
 }

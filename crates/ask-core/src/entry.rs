@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::SCHEMA;
 use crate::key::QuestionKey;
+use crate::native::check_reply;
 use crate::outcome::{CancelReason, Delivered, Outcome, Returned, Seen, Undeliverable};
 use crate::question::{Invalid, Question};
 use crate::record::is_asked_again;
-use crate::reply::{Answer, Reply, ReplyContent, Responder, check_answers};
+use crate::reply::{Answer, Reply, ReplyContent, Responder};
 use crate::surface::Surface;
 use crate::time::Timestamp;
 
@@ -356,7 +357,7 @@ impl Entry {
             };
         }
         let outcome = match &reply.content {
-            ReplyContent::Answers { answers } => match check_answers(&self.question, answers) {
+            ReplyContent::Answers { answers } => match check_reply(self, reply, answers) {
                 Ok(()) => Outcome::Answered { answers: answers.clone() },
                 Err(invalid) => return Verdict::Invalid(invalid),
             },

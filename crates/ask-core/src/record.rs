@@ -1,23 +1,53 @@
 //! A question that is asked again unchanged, because its first call was lost with its gateway, is
 //! answered from the record instead of by the person (scenario of an agent that starts anew).
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::call::GATEWAY_RESTART;
 use crate::entry::{Entry, Road};
 use crate::outcome::{Outcome, Returned};
-use crate::question::Question;
+use crate::question::{Prompt, Question};
 use crate::reply::Answer;
 
 /// How long an answer that was lost on its way is used again.
 pub const RECORD_KEPT: Duration = Duration::from_secs(600);
 
-/// Why a call that did not get its outcome is known to be lost with its gateway or connection.
-const LOST: [&str; 2] = ["gateway_restart", "gateway_unreachable"];
+/// Words by which something is allowed or forbidden. A question in which one of them stands is
+/// asked of the person again: that it was no approval costs a question, the opposite a mistake.
+const ALLOWING: &[&str] = &[
+    "abort accept agree agreed allow always approve cancel confirm continue decline deny disallow forbid",
+    "grant never no nope not ok okay permit permission proceed refuse reject stop sure y yeah yep yes n",
+    // In the languages that people answer in, also without accents.
+    "ja j jo jep klar nein nee nej ne nie abbrechen ablehnen bestätigen erlauben fortfahren zustimmen",
+    "oui non accepter refuser confirmer autoriser annuler sí si aceptar rechazar confirmar permitir",
+    "cancelar sim não nao aceitar recusar sì accetta rifiuta conferma annulla tak anuluj ano da да нет",
+    "так ні evet hayır hayir kyllä kylla ei igen nem ναι όχι نعم لا כן לא हाँ हां नहीं",
+    "是 否 好 不 对 对的 好的 はい いいえ 네 예 아니요 아니오",
+];
 
-/// First words of options by which something is allowed or forbidden.
-const APPROVING: [&str; 12] = [
-    "accept", "allow", "approve", "confirm", "deny", "disallow", "no", "ok", "proceed", "refuse", "reject",
-    "yes",
+/// The same where words are not set apart, and as phrases.
+const ALLOWING_PHRASES: &[&str] = &[
+    "go ahead",
+    "do it",
+    "ship it",
+    "d'accord",
+    "是否",
+    "吗",
+    "可以",
+    "确认",
+    "允许",
+    "取消",
+    "ですか",
+    "ますか",
+];
+
+/// First words of a sentence that asks for a yes or a no.
+const ASKING_LEAVE: &[&str] = &[
+    "am are can could did do does has have is may must shall should was were will would",
+    "darf dürfen hast habt ist kann kannst können möchten möchtest muss sind soll sollen willst wollen",
+    "est dois doit faut peut puis voulez veux debo puedo puede quieres devo posso vuoi deve quer",
+    "kan mag moet wil vil må får skal ska czy можно нужно",
 ];
 
 /// True when the answer in `entry` may be given again: its call was lost with its gateway, nothing
@@ -26,10 +56,10 @@ pub fn was_lost(entry: &Entry) -> bool {
     let Some(Returned::Unconfirmed { why }) = entry.returned() else { return false };
     let Some(Outcome::Answered { answers }) = entry.decision().map(|d| &d.outcome) else { return false };
     is_call(entry.road)
-        && LOST.contains(&why.as_str())
+        && why == GATEWAY_RESTART
         && answers.values().all(|answer| matches!(answer, Answer::Given { .. }))
         && !entry.question.is_secret()
-        && !is_approval(&entry.question)
+        && !is_approval(&entry.question, answers)
 }
 
 /// True when `asked` is the question of `first` again, unchanged and in time, and the answer was
@@ -47,17 +77,45 @@ pub fn is_asked_again(asked: &Entry, first: &Entry) -> bool {
         && first.given_again.as_ref().is_none_or(|to| *to == asked.key.to_string())
 }
 
-/// True for a question by whose answer something is allowed.
-pub fn is_approval(question: &Question) -> bool {
-    let first_word = |label: &str| {
-        let word: String = label.trim().chars().take_while(|c| c.is_alphabetic()).collect();
-        word.to_lowercase()
+/// True where something may have been allowed or forbidden. Nobody marks such questions, so this
+/// goes by every word of question, options and answers, and takes each choice of at most two for
+/// one.
+pub fn is_approval(question: &Question, answers: &BTreeMap<String, Answer>) -> bool {
+    let own_words = answers.values().filter_map(|answer| match answer {
+        Answer::Given { other, .. } => other.as_deref(),
+        Answer::Sealed(_) | Answer::Hidden => None,
+    });
+    let of_prompt = |prompt: &Prompt| {
+        let options = prompt.options.iter().flat_map(|o| [Some(o.label.as_str()), o.value.as_deref()]);
+        matches!(prompt.options.len(), 1 | 2)
+            || asks_leave(&prompt.text)
+            || options.flatten().chain([prompt.text.as_str(), prompt.header.as_str()]).any(allows)
     };
-    question
-        .prompts
-        .iter()
-        .flat_map(|prompt| &prompt.options)
-        .any(|option| APPROVING.contains(&first_word(&option.label).as_str()))
+    question.prompts.iter().any(of_prompt) || own_words.into_iter().any(allows)
+}
+
+fn allows(text: &str) -> bool {
+    let text = text.to_lowercase();
+    words(&text).any(|word| is_listed(ALLOWING, word))
+        || ALLOWING_PHRASES.iter().any(|phrase| text.contains(phrase))
+}
+
+fn asks_leave(text: &str) -> bool {
+    let text = text.to_lowercase();
+    let mut sentences = text.split(['.', '!', '?', ':', ';', ',', '\n', '(', '¿']);
+    sentences.any(|sentence| words(sentence).next().is_some_and(|word| is_listed(ASKING_LEAVE, word)))
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    // Marks belong to the word in some scripts, so it ends only where something else begins.
+    text.split(|c: char| {
+        c.is_whitespace() || c.is_ascii_punctuation() || "–—…“”„«»。、，？！（）".contains(c)
+    })
+    .filter(|word| !word.is_empty())
+}
+
+fn is_listed(list: &[&str], word: &str) -> bool {
+    list.iter().any(|line| line.split(' ').any(|listed| listed == word))
 }
 
 fn is_call(road: Road) -> bool {
@@ -67,8 +125,9 @@ fn is_call(road: Road) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::{CALLER_CANCELLED, NO_PROOF, RUN_ENDED};
     use crate::entry::{DecidedBy, Verdict};
-    use crate::question::{Choice, Prompt};
+    use crate::question::Choice;
     use crate::reply::{Reply, ReplyContent, Responder, Sealed};
     use crate::surface::Surface;
     use crate::time::Timestamp;
@@ -76,7 +135,7 @@ mod tests {
     const MINUTE: u64 = 60_000;
 
     fn asked(call: &str, at: u64, change: impl Fn(&mut Entry)) -> Entry {
-        let options = ["Lisbon", "Oslo"].map(Choice::label).into();
+        let options = ["Lisbon", "Oslo", "Kyoto"].map(Choice::label).into();
         let question = Question::new(vec![Prompt { options, ..Prompt::free_text("Where to?") }]).unwrap();
         let key = format!("g.s.r.{call}").parse().unwrap();
         let (at, deadline) = (Timestamp(at), Timestamp(at + 5 * MINUTE));
@@ -102,7 +161,7 @@ mod tests {
 
     #[test]
     fn only_an_unchanged_question_in_time_is_answered_from_the_record() {
-        let first = lost("gateway_restart", oslo(), |_| ());
+        let first = lost(GATEWAY_RESTART, oslo(), |_| ());
         let table: [(&str, Entry, bool); 8] = [
             ("unchanged", asked("second", 3 * MINUTE, |_| ()), true),
             ("ten minutes after the answer", asked("second", 11 * MINUTE, |_| ()), true),
@@ -127,13 +186,13 @@ mod tests {
         };
         let approval = |e: &mut Entry| e.question.prompts[0].options[0].label = "Yes, delete it".into();
         let table = [
-            ("lost", lost("gateway_restart", oslo(), |_| ()), true),
-            ("lost too", lost("gateway_unreachable", oslo(), |_| ()), true),
-            ("given up", lost("caller_cancelled", oslo(), |_| ()), false),
-            ("perhaps received", lost("no_proof", oslo(), |_| ()), false),
-            ("a secret", lost("gateway_restart", Answer::Sealed(sealed), secret), false),
-            ("an approval", lost("gateway_restart", oslo(), approval), false),
-            ("the Gateway's own", lost("gateway_restart", oslo(), |e| e.road = Road::Native), false),
+            ("lost", lost(GATEWAY_RESTART, oslo(), |_| ()), true),
+            ("its run is over", lost(RUN_ENDED, oslo(), |_| ()), false),
+            ("given up", lost(CALLER_CANCELLED, oslo(), |_| ()), false),
+            ("perhaps received", lost(NO_PROOF, oslo(), |_| ()), false),
+            ("a secret", lost(GATEWAY_RESTART, Answer::Sealed(sealed), secret), false),
+            ("an approval", lost(GATEWAY_RESTART, oslo(), approval), false),
+            ("the Gateway's own", lost(GATEWAY_RESTART, oslo(), |e| e.road = Road::Native), false),
         ];
         for (what, first, expected) in table {
             assert_eq!(was_lost(&first), expected, "{what}");
@@ -142,8 +201,50 @@ mod tests {
     }
 
     #[test]
+    fn no_approval_is_given_again_whatever_its_words() {
+        let cities = &["Lisbon", "Oslo", "Kyoto"][..];
+        let table: &[(&str, &[&str], &str, bool)] = &[
+            ("Where to?", cities, "", false),
+            ("Which region should I deploy to?", &["eu", "us", "asia"], "", false),
+            ("What is the name of the project?", &[], "askbus", false),
+            ("Wohin soll ich deployen?", cities, "", false),
+            // By the options.
+            ("Delete it", &["Yes, delete it", "Wait a week", "Ask again"], "", true),
+            ("Löschen", &["Später", "Ja", "Morgen"], "", true),
+            ("Supprimer", &["Plus tard", "Demain", "Non"], "", true),
+            ("What now", &["Later", "Today", "I do not want this"], "", true),
+            ("削除", &["後で", "はい", "明日"], "", true),
+            // Each choice of two may be one.
+            ("Release", &["Ship", "Hold"], "", true),
+            ("Read the warning", &["Understood"], "", true),
+            // By the question.
+            ("May I delete the database? (y/n)", &[], "sure thing", true),
+            ("Delete the database [y/N]", &[], "hm", true),
+            ("The database is old. Shall it be deleted?", &[], "please", true),
+            ("Darf ich die Datenbank löschen?", &[], "mach nur", true),
+            ("¿Puedo borrarla?", &[], "adelante", true),
+            ("Can I take one of these?", cities, "", true),
+            ("Type CONFIRM to delete", &[], "x", true),
+            ("是否删除数据库？", &[], "删", true),
+            // By the answer.
+            ("How about deleting the database?", &[], "yes, all of it", true),
+            ("How about deleting the database?", &[], "Nein!", true),
+            ("How about deleting the database?", &[], "Да", true),
+            ("How about deleting the database?", &[], "go ahead", true),
+            ("How about deleting the database?", &[], "NO", true),
+        ];
+        for (text, labels, own, expected) in table {
+            let options = labels.iter().copied().map(Choice::label).collect();
+            let question = Question::new(vec![Prompt { options, ..Prompt::free_text(*text) }]).unwrap();
+            let answer = if own.is_empty() { Answer::option(0) } else { Answer::text(*own) };
+            let answers = [("answer".to_owned(), answer)].into();
+            assert_eq!(is_approval(&question, &answers), *expected, "{text} {labels:?} {own}");
+        }
+    }
+
+    #[test]
     fn an_answer_is_given_again_once() {
-        let first = lost("gateway_restart", oslo(), |_| ());
+        let first = lost(GATEWAY_RESTART, oslo(), |_| ());
         let (second, third) = (asked("second", 3 * MINUTE, |_| ()), asked("third", 3 * MINUTE, |_| ()));
         let given = first.give_again(&second).unwrap();
         assert_eq!(given.give_again(&third), None);

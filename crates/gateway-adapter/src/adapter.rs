@@ -160,6 +160,11 @@ impl Adapter {
         lock(&self.entries).open.values().cloned().collect()
     }
 
+    /// The entry of this question, as long as it is open.
+    pub(crate) fn open_entry(&self, key: &QuestionKey) -> Option<Arc<Stored<Entry>>> {
+        lock(&self.entries).open.get(key).cloned()
+    }
+
     /// The open entries of one session.
     pub fn open_entries_of(&self, session: &str) -> Vec<Arc<Stored<Entry>>> {
         lock(&self.entries).open.values().filter(|e| e.value.key.session == session).cloned().collect()

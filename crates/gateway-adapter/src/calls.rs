@@ -23,6 +23,7 @@ use ask_core::wire::{ReplyRequest, ReplyResponse};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 use zeroize::Zeroizing;
@@ -37,6 +38,8 @@ pub const TOOL: &str = "request_user_input";
 pub(crate) const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// How long the cancel of a call that has not come yet is remembered.
 const CANCEL_KEPT: Duration = Duration::from_secs(600);
+/// Pause before a question is closed again that could not be closed.
+const CLOSE_AGAIN: Duration = Duration::from_secs(5);
 /// How long a cancel is tried before its sender is told to repeat it.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(8);
 
@@ -49,8 +52,9 @@ pub(crate) async fn serve(
     listener: TcpListener,
     shutdown: CancellationToken,
 ) -> std::io::Result<()> {
-    let calls = Arc::new(Calls { adapter, cancelled: Mutex::default() });
-    let overdue = close_overdue(calls.clone());
+    let (written, responses) = mpsc::unbounded_channel();
+    let calls = Arc::new(Calls { adapter, cancelled: Mutex::default(), written });
+    let overdue = close_overdue(calls.clone(), responses);
     let serve = axum::serve(listener, plugin::routes(calls.clone()).merge(mcp::routes(calls)))
         .with_graceful_shutdown(shutdown.cancelled_owned());
     tokio::select! {
@@ -65,6 +69,8 @@ pub(crate) struct Calls {
     /// Calls whose cancel came before they did, and when. Another replica may still open such a
     /// call; the end of its run then cancels it.
     cancelled: Mutex<HashMap<QuestionKey, Instant>>,
+    /// Calls whose response was written, for clients that can't say that they have it.
+    written: mpsc::UnboundedSender<QuestionKey>,
 }
 
 /// A tool call, as its road identifies it.
@@ -248,6 +254,12 @@ impl Calls {
         Ok(Acknowledged::Closed)
     }
 
+    /// The whole response was written to the client, which perhaps has not got it.
+    pub(crate) fn was_written(&self, key: &QuestionKey) {
+        // Nobody listens any more once the process stops.
+        let _ = self.written.send(key.clone());
+    }
+
     /// The client waits no longer: a pending question is cancelled, a decided one closed. It goes
     /// on by itself until that is written.
     ///
@@ -279,7 +291,7 @@ impl Calls {
             let stored = self.adapter.bus.question(key).await.map_err(|e| e.to_string())?;
             let Some(stored) = stored else { return Ok(()) };
             self.forget_cancel(key);
-            match call::gone(&stored.value, "caller_cancelled") {
+            match call::gone(&stored.value, call::CALLER_CANCELLED) {
                 Gone::Nothing => return Ok(()),
                 Gone::Close(returned) => {
                     return self.adapter.close(key, &returned).await.map(drop).map_err(|e| e.to_string());
@@ -332,36 +344,43 @@ fn timeout(args: &Value, default: Duration) -> Result<Duration, Invalid> {
 }
 
 /// Closes decided questions whose outcome nobody will fetch any more, each at its time.
-async fn close_overdue(calls: Arc<Calls>) {
+async fn close_overdue(calls: Arc<Calls>, mut responses: mpsc::UnboundedReceiver<QuestionKey>) {
     let mut changes = calls.adapter.entry_changes();
     calls.adapter.entries_loaded().await;
-    let mut due = BinaryHeap::new();
-    let load = |due: &mut BinaryHeap<_>| {
-        due.extend(
-            calls.adapter.open_entries().iter().filter_map(|e| closes_by_itself(&e.value)).map(Reverse),
-        );
+    let mut overdue = Overdue::default();
+    let load = |overdue: &mut Overdue| {
+        for stored in calls.adapter.open_entries() {
+            overdue.learn(&stored.value);
+        }
     };
-    load(&mut due);
+    load(&mut overdue);
     loop {
-        let now = Timestamp::now();
-        let wait = due.peek().map_or(Duration::MAX, |Reverse(next): &Reverse<Due>| next.at.since(now));
+        let wait = overdue.next().map_or(Duration::MAX, |at| at.since(Timestamp::now()));
         tokio::select! {
             change = changes.recv() => match change {
-                Ok(entry) => due.extend(closes_by_itself(&entry.value).map(Reverse)),
-                Err(RecvError::Lagged(_)) => load(&mut due),
+                Ok(entry) => overdue.learn(&entry.value),
+                Err(RecvError::Lagged(_)) => load(&mut overdue),
                 Err(RecvError::Closed) => return,
             },
+            Some(key) = responses.recv() => {
+                overdue.written.insert(key.clone(), Timestamp::now());
+                if let Some(stored) = calls.adapter.open_entry(&key) {
+                    overdue.learn(&stored.value);
+                }
+            }
             () = tokio::time::sleep(wait) => {
-                let Some(Reverse(mut next)) = due.pop() else { continue };
-                let returned = Returned::Unconfirmed { why: next.why.into() };
-                match calls.adapter.close(&next.key, &returned).await {
+                let Some(key) = overdue.pop() else { continue };
+                let Some(stored) = calls.adapter.open_entry(&key) else { continue };
+                let Some(why) = overdue.is_over(&stored.value, Timestamp::now()) else { continue };
+                match calls.adapter.close(&key, &Returned::Unconfirmed { why: why.into() }).await {
                     // For a client that has no runs this is the end of one.
-                    Ok(_) if next.why == call::NO_PROOF => calls.adapter.secrets().forget(&next.key.session, &next.key.run),
+                    Ok(_) if stored.value.road == Road::McpAlone => {
+                        calls.adapter.secrets().forget(&key.session, &key.run);
+                    }
                     Ok(_) => {}
                     Err(error) => {
-                        tracing::warn!(question = %next.key, %error, "not closed yet");
-                        next.at = Timestamp::now().plus(Duration::from_secs(5));
-                        due.push(Reverse(next));
+                        tracing::warn!(question = %key, %error, "not closed yet");
+                        overdue.alarms.push(Reverse((Timestamp::now().plus(CLOSE_AGAIN), key)));
                     }
                 }
             }
@@ -369,14 +388,77 @@ async fn close_overdue(calls: Arc<Calls>) {
     }
 }
 
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Due {
-    at: Timestamp,
-    key: QuestionKey,
-    why: &'static str,
+/// When to look whether the outcome of a question is still waited for.
+#[derive(Default)]
+struct Overdue {
+    alarms: BinaryHeap<Reverse<(Timestamp, QuestionKey)>>,
+    /// When the responses were written of questions that are not closed. Only this process knows
+    /// it; another one keeps the question longer.
+    written: HashMap<QuestionKey, Timestamp>,
 }
 
-fn closes_by_itself(entry: &Entry) -> Option<Due> {
-    let (at, why) = call::closes_by_itself(entry)?;
-    Some(Due { at, key: entry.key.clone(), why })
+impl Overdue {
+    fn learn(&mut self, entry: &Entry) {
+        if entry.returned().is_some() {
+            self.written.remove(&entry.key);
+        } else if let Some((at, _)) = self.closes(entry) {
+            self.alarms.push(Reverse((at, entry.key.clone())));
+        }
+    }
+
+    fn closes(&self, entry: &Entry) -> Option<(Timestamp, &'static str)> {
+        call::closes_by_itself(entry, self.written.get(&entry.key).copied())
+    }
+
+    fn next(&self) -> Option<Timestamp> {
+        self.alarms.peek().map(|Reverse((at, _))| *at)
+    }
+
+    fn pop(&mut self) -> Option<QuestionKey> {
+        self.alarms.pop().map(|Reverse((_, key))| key)
+    }
+
+    /// Why the question is to be closed now; another alarm is set where it is too early, since its
+    /// response was written again.
+    fn is_over(&mut self, entry: &Entry, now: Timestamp) -> Option<&'static str> {
+        let (at, why) = self.closes(entry)?;
+        if at <= now {
+            return Some(why);
+        }
+        self.learn(entry);
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ask_core::outcome::Undeliverable;
+    use ask_core::question::Prompt;
+
+    #[test]
+    fn a_client_without_proof_keeps_its_outcome_for_a_minute_after_the_last_response() {
+        const MINUTE: u64 = 60_000;
+        let question = Question::new(vec![Prompt::free_text("Where?")]).unwrap();
+        let key: QuestionKey = "g.s.r.q".parse().unwrap();
+        let pending =
+            Entry::ask(key.clone(), Road::McpAlone, TOOL, "c", question, Timestamp(0), Timestamp(9), None);
+        let decided =
+            pending.unwrap().undeliverable(Undeliverable::Refused, "refused", Timestamp(1)).unwrap();
+        let mut overdue = Overdue::default();
+        overdue.learn(&decided);
+        assert_eq!(overdue.is_over(&decided, Timestamp(60 * MINUTE)), None, "nobody has fetched it");
+        for written in [60 * MINUTE, 60 * MINUTE + 30_000] {
+            overdue.written.insert(key.clone(), Timestamp(written));
+            overdue.learn(&decided);
+        }
+        assert_eq!(overdue.next(), Some(Timestamp(61 * MINUTE)));
+        assert_eq!(overdue.pop(), Some(key));
+        assert_eq!(overdue.is_over(&decided, Timestamp(61 * MINUTE)), None);
+        let last = overdue.next().unwrap();
+        assert_eq!(last, Timestamp(61 * MINUTE + 30_000));
+        assert_eq!(overdue.is_over(&decided, last), Some(call::NO_PROOF));
+        overdue.learn(&decided.close(Returned::Unconfirmed { why: "x".into() }, last).unwrap());
+        assert!(overdue.written.is_empty());
+    }
 }

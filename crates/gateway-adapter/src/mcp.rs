@@ -8,24 +8,26 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ask_core::entry::Road;
+use ask_bus::Stored;
+use ask_core::entry::{Entry, Road};
 use ask_core::key::{QuestionKey, decode_token, encode_token};
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::middleware;
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::post;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use service_kit::http::{ApiError, limit_body};
+use service_kit::http::{ApiError, check_bearer, limit_body};
 
 use crate::SERVICE;
 use crate::adapter::args_digest;
 use crate::binding::{Binding, Origin};
 use crate::calls::{Asked, Call, Calls, MAX_TIMEOUT, Refused, TOOL};
-use crate::plugin::{MAX_BODY, MAX_ID, authorize, with_beats};
+use crate::plugin::{MAX_BODY, MAX_ID, with_beats};
 
 /// The revisions of the protocol that are spoken, the newest last.
 const REVISIONS: [&str; 3] = ["2025-03-26", "2025-06-18", "2025-11-25"];
@@ -48,9 +50,37 @@ pub(crate) fn routes(calls: Arc<Calls>) -> Router {
         Mcp { binding: Binding::new(calls.adapter.clone()), calls: calls.clone(), open: Mutex::default() };
     let routes = Router::new()
         .route("/mcp", post(message).get(resume).delete(end_session))
-        .layer(middleware::from_fn_with_state(calls, authorize))
+        .layer(middleware::from_fn_with_state(calls, admit))
         .with_state(Arc::new(mcp));
     limit_body(routes, MAX_BODY)
+}
+
+/// Lets only bearers of the configured token in, and of web pages only those of known origins: a
+/// page that has this machine's name resolved to it would else speak here (DNS rebinding).
+async fn admit(State(calls): State<Arc<Calls>>, request: Request, next: Next) -> Response {
+    let http = &calls.adapter.config.http;
+    if let Some(origin) = request.headers().get(header::ORIGIN) {
+        let origin = origin.to_str().unwrap_or("unreadable");
+        if !is_allowed(origin, &http.origins) {
+            let message = format!("the origin {origin} is not allowed; add it to adapter.http.origins");
+            let error = ApiError::new(StatusCode::FORBIDDEN, "unknown_origin", message);
+            return refused(&Value::Null, &error);
+        }
+    }
+    match check_bearer(request.headers(), &http.token) {
+        Ok(()) => next.run(request).await,
+        Err(error) => refused(&Value::Null, &error),
+    }
+}
+
+fn is_allowed(origin: &str, listed: &[String]) -> bool {
+    let host = origin.split_once("://").map_or("", |(_, host)| host);
+    let host = match host.strip_prefix('[') {
+        Some(v6) => v6.split(']').next(),
+        None => host.split(':').next(),
+    };
+    matches!(host, Some("localhost" | "127.0.0.1" | "::1"))
+        || listed.iter().any(|listed| listed.eq_ignore_ascii_case(origin))
 }
 
 struct Mcp {
@@ -135,7 +165,19 @@ impl Place {
     }
 }
 
-async fn message(State(mcp): State<Arc<Mcp>>, headers: HeaderMap, body: Bytes) -> Response {
+async fn message(
+    State(mcp): State<Arc<Mcp>>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let body = match body {
+        Ok(body) => body,
+        Err(rejection) => {
+            let why =
+                format!("the message can't be read; it may have {MAX_BODY} bytes, ask for less at once");
+            return failed(rejection.status(), &Value::Null, INVALID_REQUEST, &why);
+        }
+    };
     let message: Message = match serde_json::from_slice(&body) {
         Ok(message) => message,
         Err(_) => {
@@ -166,7 +208,7 @@ async fn message(State(mcp): State<Arc<Mcp>>, headers: HeaderMap, body: Bytes) -
     }
     let client = match Client::of(&headers) {
         Ok(client) => client,
-        Err(refused) => return refused.into_response(),
+        Err(error) => return refused(&id, &error),
     };
     match method {
         "ping" => result(&id, json!({})),
@@ -231,12 +273,16 @@ fn tool() -> Value {
     })
 }
 
-async fn resume(State(mcp): State<Arc<Mcp>>, headers: HeaderMap) -> Result<Response, ApiError> {
+async fn resume(State(mcp): State<Arc<Mcp>>, headers: HeaderMap) -> Response {
+    try_resume(&mcp, &headers).await.unwrap_or_else(|error| refused(&Value::Null, &error))
+}
+
+async fn try_resume(mcp: &Arc<Mcp>, headers: &HeaderMap) -> Result<Response, ApiError> {
     let Some(last) = headers.get("last-event-id") else {
         // This server says nothing of its own accord.
         return Ok((StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "POST, DELETE")]).into_response());
     };
-    let client = Client::of(&headers)?;
+    let client = Client::of(headers)?;
     let place = last.to_str().ok().and_then(Place::from_event_id);
     let place = place.filter(|place| place.key.gateway == mcp.calls.adapter.gateway());
     let place = place.ok_or_else(|| {
@@ -252,21 +298,36 @@ async fn resume(State(mcp): State<Arc<Mcp>>, headers: HeaderMap) -> Result<Respo
 }
 
 /// The client has ended its session: its calls wait for nothing any more.
-async fn end_session(State(mcp): State<Arc<Mcp>>, headers: HeaderMap) -> Result<StatusCode, ApiError> {
-    let client = Client::of(&headers)?;
+async fn end_session(State(mcp): State<Arc<Mcp>>, headers: HeaderMap) -> Response {
+    match try_end_session(&mcp, &headers).await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(error) => refused(&Value::Null, &error),
+    }
+}
+
+async fn try_end_session(mcp: &Mcp, headers: &HeaderMap) -> Result<(), ApiError> {
+    let client = Client::of(headers)?;
     let of_client = mcp.open().keys().filter(|(id, _)| *id == client.id).cloned().collect::<Vec<_>>();
     for (_, request) in of_client {
         mcp.cancel(&client, &request);
     }
-    Ok(StatusCode::NO_CONTENT)
+    let adapter = &mcp.calls.adapter;
+    adapter.bus.clear_mcp_session(adapter.gateway(), &client.id).await.map_err(Refused::from)?;
+    Ok(())
 }
 
 /// How far the answer to a call is.
 enum Stage {
     Bind(Unbound),
-    Open { call: Call, asked: Asked, place: Place },
+    Open {
+        call: Call,
+        asked: Asked,
+        place: Place,
+    },
     Resume(Place),
     Wait(Place),
+    /// The outcome is on its way; asked for more, the stream has handed it over.
+    Answered(Arc<Stored<Entry>>),
     Done,
 }
 
@@ -328,13 +389,20 @@ impl Mcp {
                             // OpenClaw would put the structured content before the answer.
                             let details = Some(told.details).filter(|_| !client.is_of_gateway());
                             let answer = tool_result(secret.unwrap_or(&told.text), details, false);
-                            return Some(self.answer(client, &place, answer));
+                            let (event, _) = self.answer(client, &place, answer);
+                            return Some((event, Stage::Answered(decided)));
                         }
                         Err(error) => {
                             tracing::error!(question = %place.key, %error, "a secret can't be opened here");
                             return None;
                         }
                     }
+                }
+                Stage::Answered(decided) => {
+                    if decided.value.returned().is_none() {
+                        self.calls.was_written(&decided.value.key);
+                    }
+                    return None;
                 }
                 Stage::Done => return None,
             }
@@ -508,6 +576,11 @@ fn result(id: &Value, result: Value) -> Response {
     Json(json!({ "jsonrpc": "2.0", "id": id, "result": result })).into_response()
 }
 
+/// A refusal in the protocol's own shape.
+fn refused(id: &Value, error: &ApiError) -> Response {
+    failed(error.status(), id, INVALID_REQUEST, &error.to_string())
+}
+
 fn failed(status: StatusCode, id: &Value, code: i32, message: &str) -> Response {
     let error = json!({ "code": code, "message": message });
     (status, Json(json!({ "jsonrpc": "2.0", "id": id, "error": error }))).into_response()
@@ -516,6 +589,27 @@ fn failed(status: StatusCode, id: &Value, code: i32, message: &str) -> Response 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_pages_of_this_machine_and_of_listed_origins_may_speak() {
+        let listed = ["https://tools.example".to_owned()];
+        for (origin, allowed) in [
+            ("http://localhost", true),
+            ("http://localhost:3000", true),
+            ("https://127.0.0.1:8443", true),
+            ("http://[::1]:3000", true),
+            ("https://tools.example", true),
+            ("https://Tools.example", true),
+            ("http://tools.example", false),
+            ("https://tools.example.evil.example", false),
+            ("http://localhost.evil.example", false),
+            ("http://127.0.0.1.evil.example:7801", false),
+            ("null", false),
+            ("", false),
+        ] {
+            assert_eq!(is_allowed(origin, &listed), allowed, "{origin}");
+        }
+    }
 
     #[test]
     fn an_event_id_carries_key_and_request() {

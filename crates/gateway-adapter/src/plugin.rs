@@ -40,7 +40,7 @@ pub(crate) fn routes(calls: Arc<Calls>) -> Router {
 }
 
 /// Lets only bearers of the configured token in.
-pub(crate) async fn authorize(State(calls): State<Arc<Calls>>, request: Request, next: Next) -> Response {
+async fn authorize(State(calls): State<Arc<Calls>>, request: Request, next: Next) -> Response {
     match check_bearer(request.headers(), &calls.adapter.config.http.token) {
         Ok(()) => next.run(request).await,
         Err(refused) => refused.into_response(),

@@ -23,6 +23,7 @@ enum Weak {
     NobodyClosesWhatIsGone,
     AdapterHasATimer,
     SecretKeptForAShortTime,
+    UnprovableKeptFromTheDecision,
 }
 
 struct Call {
@@ -48,6 +49,8 @@ struct World {
     agent: Option<Got>,
     /// The Gateway's event with the tool's result is still to come.
     event: bool,
+    /// Which adapters remember that they wrote the response.
+    written: [bool; 2],
     crashes: u8,
     may_stop: bool,
     may_restart: bool,
@@ -205,7 +208,7 @@ impl Call {
         }
         if world.crashes > 0 {
             let mut next = World { crashes: world.crashes - 1, ..world.clone() };
-            next.adapters[i] = false;
+            (next.adapters[i], next.written[i]) = (false, false);
             if holds_request {
                 next.client = Client::Repeats;
             }
@@ -229,7 +232,7 @@ impl Call {
             let next = World { agent: Some(got), client, ..world.clone() };
             steps.step(format_args!("adapter {i}: its own timer answers"), next);
         }
-        for (why, returned) in self.proofs(world, entry) {
+        for (why, returned) in self.proofs(world, entry, i) {
             close(world, entry, returned, format_args!("adapter {i}: {why}"), steps);
         }
         let is_gone = world.client == Client::Gone && !self.is(Weak::NobodyClosesWhatIsGone);
@@ -258,6 +261,7 @@ impl Call {
             let got = Got { text: result.text, secret, revision };
             let client = Client::Has { acknowledged: false };
             let mut next = World { agent: Some(got), client, event: true, ..world.clone() };
+            next.written[i] = self.road == Road::McpAlone;
             if self.is(Weak::DeliveredBeforeTheResponse)
                 && let Some(entry) = world.entry.newest().filter(|e| e.returned().is_none())
             {
@@ -266,7 +270,8 @@ impl Call {
             }
             if world.crashes > 0 {
                 let crashes = world.crashes - 1;
-                let lost = World { crashes, client: Client::Missed, ..world.clone() };
+                let written = next.written;
+                let lost = World { crashes, client: Client::Missed, written, ..world.clone() };
                 steps.fault(format_args!("adapter {i}: responds by revision {revision}; it is lost"), lost);
             }
             if self.road == Road::McpAlone {
@@ -277,7 +282,7 @@ impl Call {
     }
 
     /// What an adapter may close the entry with now.
-    fn proofs(&self, world: &World, entry: &Entry) -> Vec<(&'static str, Returned)> {
+    fn proofs(&self, world: &World, entry: &Entry, i: usize) -> Vec<(&'static str, Returned)> {
         let mut proofs = Vec::new();
         if entry.is_pending() || entry.returned().is_some() {
             return proofs;
@@ -297,8 +302,12 @@ impl Call {
         if self.is(Weak::WrittenIsDelivered) && matches!(world.client, Client::Missed | Client::Has { .. }) {
             proofs.push(("the response was written", delivered()));
         }
-        if let Some((_, why)) = closes_by_itself(entry)
-            && (self.road == Road::McpAlone || self.is(Weak::SecretKeptForAShortTime))
+        let written = world.written[i].then_some(NOW);
+        // Window and limit are longer than a client goes on: by then it has come again, or is gone.
+        let has_gone_on = matches!(world.client, Client::Has { .. } | Client::Gone);
+        let is_short = self.is(Weak::SecretKeptForAShortTime) || self.is(Weak::UnprovableKeptFromTheDecision);
+        if let Some((_, why)) = closes_by_itself(entry, written).filter(|_| has_gone_on || is_short)
+            && (self.road == Road::McpAlone || is_short)
         {
             proofs.push(("no word of the call", Returned::Unconfirmed { why: why.into() }));
         }
@@ -332,6 +341,7 @@ impl Model for Call {
             client: Client::Repeats,
             agent: None,
             event: false,
+            written: [false; 2],
             crashes: self.crashes,
             may_stop: true,
             may_restart: true,
@@ -425,6 +435,7 @@ fn the_rules_hold_where_only_the_gateways_event_proves_receipt() {
 fn the_rules_hold_for_a_client_that_can_prove_nothing() {
     let ends = ["answered, unconfirmed", "cancelled, unconfirmed", "expired, unconfirmed"];
     search(&Call::new(Road::McpAlone, choice(), None)).holds("mcp alone", &ends);
+    search(&Call::new(Road::McpAlone, secret(), None)).holds("mcp alone, secret", &ends);
 }
 
 #[test]
@@ -468,5 +479,11 @@ fn p5_a_secret_out_of_reach_while_its_response_is_on_the_way_is_found() {
 #[test]
 fn p6_a_secret_out_of_reach_after_a_short_time_is_found() {
     let call = Call::new(Road::Plugin, secret(), Some(Weak::SecretKeptForAShortTime));
+    search(&call).breaks("the secret was out of reach before the call had it");
+}
+
+#[test]
+fn p6_a_secret_of_a_client_without_proof_timed_from_its_decision_is_found() {
+    let call = Call::new(Road::McpAlone, secret(), Some(Weak::UnprovableKeptFromTheDecision));
     search(&call).breaks("the secret was out of reach before the call had it");
 }

@@ -3,7 +3,7 @@
 
 use ask_core::entry::{Entry, Road, Step, StepKind};
 use ask_core::native::{
-    GatewaySays, InTranscript, decided_by_gateway, gateway_reply_id, resolved_by, returned,
+    GatewaySays, InTranscript, decided_by_gateway, forgotten_pending, gateway_reply_id, resolved_by, returned,
 };
 use ask_core::outcome::{CancelReason, Outcome, Returned};
 use ask_core::reply::{Answer, Reply, ReplyContent};
@@ -21,6 +21,7 @@ enum Weak {
     SettledIsOverruled,
     ForgottenIsDelivered,
     ForgottenIsOverruled,
+    LostRowIsNoAnswer,
     EachTryHasAnIdOfItsOwn,
     ConflictIsLate,
     OnlyWhatIsHeardIsReturned,
@@ -59,6 +60,8 @@ struct Gateway {
     agent: Option<Outcome>,
     /// The tool's result is in the transcript.
     written: bool,
+    /// That row is no longer in what is read of the transcript.
+    row_lost: bool,
     restarted: bool,
     /// The Control UI may still answer, or the run be aborted.
     may_decide: bool,
@@ -104,7 +107,7 @@ struct Adapter {
 enum Has {
     Nothing,
     Asked,
-    GatewayOutcome(ReplyContent),
+    GatewayOutcome(String, ReplyContent),
     AlreadyTerminal,
     Return(Returned),
 }
@@ -163,6 +166,10 @@ impl Native {
                 steps.step(format_args!("gateway: 15 s pass, the record is forgotten"), next);
             }
             _ => {}
+        }
+        if gateway.written && !gateway.row_lost {
+            let next = with(&|g| g.row_lost = true);
+            steps.fault(format_args!("gateway: the result is no longer in what is read of it"), next);
         }
         if !gateway.restarted && gateway.question != AtGateway::NotAsked {
             let next = with(&|g| {
@@ -299,9 +306,12 @@ impl Native {
                 }
                 None => {}
                 Some(entry) if entry.is_pending() => {
-                    if let Some(content) = gateway.outcome_for_a_pending_question() {
+                    if let Some((mut id, content)) = gateway.outcome_for_a_pending_question(entry) {
+                        if self.is(Weak::LostRowIsNoAnswer) {
+                            id = gateway_reply_id(&entry.key);
+                        }
                         let what = format_args!("adapter {i}: learns the Gateway's outcome {content:?}");
-                        steps.step(what, with(Has::GatewayOutcome(content.clone())));
+                        steps.step(what, with(Has::GatewayOutcome(id, content.clone())));
                     }
                 }
                 Some(entry) => self.give_back(world, i, entry, steps),
@@ -311,9 +321,9 @@ impl Native {
                 let created = next.entry.write(0, ask(Road::Native, "q", &choice()));
                 steps.step(format_args!("adapter {i}: asks (created: {created})"), next);
             }
-            Has::GatewayOutcome(content) => {
+            Has::GatewayOutcome(id, content) => {
                 let Some(entry) = world.entry.newest() else { return };
-                let reply = with_content(&gateway_reply_id(&entry.key), Surface::Gateway, content.clone());
+                let reply = with_content(id, Surface::Gateway, content.clone());
                 let mut next = with(Has::Nothing);
                 if let Taken::Decide(decided) = entry.take(&reply, Trust::Anybody, NOW) {
                     next.decide(*decided, self.hears());
@@ -422,7 +432,8 @@ impl Gateway {
     }
 
     fn transcript(&self, entry: &Entry) -> InTranscript {
-        match self.agent.as_ref().filter(|_| self.written) {
+        match self.agent.as_ref().filter(|_| self.written && !self.row_lost) {
+            None if self.row_lost => InTranscript::NothingInPart,
             None => InTranscript::Nothing,
             Some(Outcome::Answered { answers }) => {
                 let ours = entry.decision().map(|d| &d.outcome) == self.agent.as_ref();
@@ -432,23 +443,19 @@ impl Gateway {
         }
     }
 
-    /// What an adapter hands in for a question that is pending on record.
-    fn outcome_for_a_pending_question(&self) -> Option<ReplyContent> {
-        let cancelled = |reason| ReplyContent::Cancelled { reason };
-        let gone = if self.restarted { CancelReason::GatewayRestart } else { CancelReason::RunEnded };
+    /// What an adapter hands in for a question that is pending on record, and under which id.
+    fn outcome_for_a_pending_question(&self, entry: &Entry) -> Option<(String, ReplyContent)> {
         let content = |outcome: &Outcome| match outcome {
             Outcome::Answered { answers } => ReplyContent::Answers { answers: answers.clone() },
             Outcome::Expired => ReplyContent::Expired,
-            _ => cancelled(CancelReason::RunEnded),
+            _ => ReplyContent::Cancelled { reason: CancelReason::RunEnded },
         };
         match (&self.question, self.holds) {
             (AtGateway::NotAsked | AtGateway::Waits, _) => None,
-            (AtGateway::Settled { outcome, .. }, true) => Some(content(outcome)),
-            (AtGateway::Settled { outcome: Outcome::Answered { answers }, .. }, false) if self.written => {
-                Some(ReplyContent::Answers { answers: answers.clone() })
+            (AtGateway::Settled { outcome, .. }, true) => {
+                Some((gateway_reply_id(&entry.key), content(outcome)))
             }
-            (AtGateway::Settled { .. }, false) if self.written => Some(cancelled(CancelReason::RunEnded)),
-            _ => Some(cancelled(gone)),
+            _ => Some(forgotten_pending(&entry.key, self.transcript(entry), self.restarted)),
         }
     }
 }
@@ -492,6 +499,7 @@ impl Model for Native {
             holds: true,
             agent: None,
             written: false,
+            row_lost: false,
             restarted: false,
             may_decide: true,
             asked_again: AtGateway::NotAsked,
@@ -572,7 +580,9 @@ impl Model for Native {
             Some(entry) => {
                 entry.returned()?;
                 Some(match winner(entry) {
-                    Some(by) if by.starts_with("gateway") => format!("{} by the gateway", how(entry)),
+                    Some(by) if by.starts_with("gateway") || by.starts_with("lost") => {
+                        format!("{} by the gateway", how(entry))
+                    }
                     _ => how(entry),
                 })
             }
@@ -621,6 +631,11 @@ fn n3_not_found_read_as_delivered_is_found() {
 #[test]
 fn n4_not_found_read_as_overruled_is_found() {
     broken(Weak::ForgottenIsOverruled, "returned as overruled, and the agent has something else");
+}
+
+#[test]
+fn n3_n4_a_pending_question_whose_lost_result_is_read_as_no_answer_is_found() {
+    broken(Weak::LostRowIsNoAnswer, "returned as delivered, and the agent has something else");
 }
 
 #[test]

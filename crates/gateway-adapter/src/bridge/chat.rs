@@ -17,6 +17,7 @@ use super::link::Link;
 use super::questions::Pause;
 use super::reconcile;
 use super::run_output::put;
+use super::transcript::{self, Search};
 use crate::openclaw::calls::{AgentTurn, ChatSend, ChatSent, History, QueueMode};
 use crate::openclaw::client::GatewayError;
 
@@ -227,7 +228,11 @@ async fn try_send(
         learn_active(link, session, &history);
         // Sent before: the Gateway's own memory of keys ends with its process (rule S11). An item
         // may also be new on the bus and old at the Gateway, when its message was repeated.
-        if history.knows(&item.run) {
+        let known = match history.knows(&item.run) {
+            true => Some(history),
+            false => further_back(link, session, item, &history).await?,
+        };
+        if let Some(history) = known {
             let into = link.runs.active(session).filter(|run| *run != item.run);
             return Ok(Sent { what: RunEvent::Sent { into }, before: Some(history) });
         }
@@ -260,6 +265,28 @@ async fn try_send(
     sent(match link.client.chat_send(&message).await? {
         ChatSent::Run { .. } => RunEvent::Sent { into: into.filter(|run| *run != item.run) },
         ChatSent::Stopped { .. } => RunEvent::Ended { how: RunEnd::Aborted, text: None },
+    })
+}
+
+/// The part of the transcript before its newest rows that has this message.
+async fn further_back(
+    link: &Link,
+    session: &str,
+    item: &ChatItem,
+    newest: &History,
+) -> Result<Option<History>, GatewayError> {
+    let knows = |page: &History| page.knows(&item.run).then(|| page.clone());
+    Ok(match transcript::search(&link.client, session, newest.next_offset, knows).await? {
+        Search::Found(page) => Some(page),
+        Search::Nothing => None,
+        Search::NothingInPart => {
+            tracing::warn!(
+                run = item.run,
+                session,
+                "a message is taken for not sent: it is not in the last rows"
+            );
+            None
+        }
     })
 }
 

@@ -8,9 +8,10 @@ mod reconcile;
 mod requests;
 mod returns;
 mod run_output;
+mod transcript;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use ask_bus::BusError;
@@ -27,7 +28,7 @@ use crate::openclaw::connection::{Connected, Connection, Options, State};
 use crate::openclaw::url::GatewayUrl;
 use run_output::Runs;
 
-/// How many rows of a transcript are looked at.
+/// How many rows of a transcript are read at once.
 const HISTORY: u32 = 200;
 /// How often it is looked at what a Gateway that can't be reached leaves undecided.
 const LOOK: Duration = Duration::from_secs(1);
@@ -143,11 +144,12 @@ async fn follow_connections(
     stop: &CancellationToken,
 ) {
     let runs = Runs::new(adapter.clone(), stop.clone());
+    let mut gone_since = Instant::now();
     loop {
         let connected = tokio::select! {
             connected = connections.recv() => connected,
             () = sleep(LOOK) => {
-                returns::close_unreachable(adapter).await;
+                returns::close_unreachable(adapter, gone_since).await;
                 continue;
             }
         };
@@ -159,6 +161,7 @@ async fn follow_connections(
             tracing::warn!(boot_id = connected.boot_id, "the gateway was restarted");
         }
         link::follow(adapter, &runs, connected, is_new_boot, stop.child_token()).await;
+        gone_since = Instant::now();
     }
 }
 

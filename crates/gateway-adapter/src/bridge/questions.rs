@@ -9,7 +9,7 @@ use ask_bus::{BusError, Stored};
 use ask_core::SCHEMA;
 use ask_core::entry::{Entry, Road};
 use ask_core::key::QuestionKey;
-use ask_core::native::gateway_reply_id;
+use ask_core::native::{forgotten_pending, gateway_reply_id};
 use ask_core::outcome::{CancelReason, Outcome};
 use ask_core::question::{Choice, Invalid, MAX_HEADER, Prompt, Question, clamp};
 use ask_core::reply::{Answer, MAX_ANSWER, Reply, ReplyContent, Responder};
@@ -22,8 +22,9 @@ use tracing::Instrument;
 
 use super::link::Link;
 use super::returns;
+use super::transcript::{self, Search};
 use crate::adapter::Adapter;
-use crate::openclaw::calls::question_id;
+use crate::openclaw::calls::{History, question_id};
 use crate::openclaw::frames::{Answers, QUESTION_NOT_FOUND, QuestionRecord, QuestionStatus};
 use crate::trace;
 
@@ -228,69 +229,61 @@ impl Link {
             return true;
         }
         let mut pause = Pause::default();
-        let (content, by) = loop {
+        let ((id, content), by) = loop {
             match self.client.question_get(&key.question).await {
                 Ok(record) if record.status == QuestionStatus::Pending => return false,
                 Ok(record) => {
-                    break (self.content_of(&stored.value, &record).await, record.resolved_by);
+                    let content = content_of(&stored.value.question, &record);
+                    break ((gateway_reply_id(key), content), record.resolved_by);
                 }
                 Err(error) if error.reason() == Some(QUESTION_NOT_FOUND) => {
-                    break (self.content_in_history(&stored.value).await, None);
+                    let found = returns::in_transcript(self, &stored.value).await;
+                    break (forgotten_pending(key, found, self.is_new_boot), None);
+                }
+                Err(error) if !error.is_retryable() => {
+                    // The deadline decides it then, and the Gateway's record is asked again.
+                    tracing::error!(question = %key, %error, "a question's outcome can't be read");
+                    return false;
                 }
                 Err(error) => tracing::warn!(%error, "a question's outcome was not read; trying again"),
             }
             pause.wait().await;
         };
-        hand_in(&self.adapter, &stored.value, content, by.as_deref()).await;
+        let content = self.sealed(&stored.value, content).await;
+        hand_in(&self.adapter, &stored.value, id, content, by.as_deref()).await;
         true
     }
 
-    async fn content_of(&self, entry: &Entry, record: &QuestionRecord) -> ReplyContent {
-        match (record.status, &record.answers) {
-            (QuestionStatus::Answered, Some(answers)) => self.sealed(entry, answers).await,
-            (QuestionStatus::Expired, _) => ReplyContent::Expired,
-            _ => ReplyContent::Cancelled { reason: cancel_reason(record.resolved_by.as_deref()) },
-        }
-    }
-
-    /// What the transcript says about a question that the Gateway holds no more.
-    async fn content_in_history(&self, entry: &Entry) -> ReplyContent {
-        match self.result_in_history(entry).await {
-            Some(Some(answers)) => self.sealed(entry, &answers).await,
-            Some(None) => ReplyContent::Cancelled { reason: CancelReason::RunEnded },
-            None if self.is_new_boot => ReplyContent::Cancelled { reason: CancelReason::GatewayRestart },
-            None => ReplyContent::Cancelled { reason: CancelReason::RunEnded },
-        }
-    }
-
-    /// The tool result of a question in the transcript: `Some(None)` for one without an answer.
-    pub(super) async fn result_in_history(&self, entry: &Entry) -> Option<Option<Answers>> {
+    /// The tool result of a question in the transcript: `Found(None)` for one without an answer.
+    pub(super) async fn result_in_history(&self, entry: &Entry) -> Search<Option<Answers>> {
         let mut pause = Pause::default();
-        let history = loop {
-            match self.client.chat_history(&entry.key.session, super::HISTORY).await {
-                Ok(history) => break history,
+        let id = |call: &str| question_id(&entry.key.run, call) == entry.key.question;
+        let find = |page: &History| {
+            let row = page.messages.iter().rev().find(|row| {
+                row.role() == "toolResult"
+                    && row.tool_call_id().is_some_and(|call| call == entry.call || id(call))
+            });
+            row.map(|row| answers_in(&row.text()))
+        };
+        loop {
+            match transcript::search(&self.client, &entry.key.session, Some(0), find).await {
+                Ok(result) => return result,
                 Err(error) if error.is_retryable() => {
                     tracing::warn!(%error, "the transcript was not read; trying again");
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the transcript can't be read");
-                    return None;
+                    tracing::error!(question = %entry.key, %error, "the transcript can't be read");
+                    return Search::NothingInPart;
                 }
             }
             pause.wait().await;
-        };
-        let id = |call: &str| question_id(&entry.key.run, call) == entry.key.question;
-        let row = history.messages.iter().rev().find(|row| {
-            row.role() == "toolResult"
-                && row.tool_call_id().is_some_and(|call| call == entry.call || id(call))
-        });
-        row.map(|row| answers_in(&row.text()))
+        }
     }
 
     /// The Gateway's answers as a reply. A secret that was given there is not known here: what is
     /// sealed in its place only says that there is one.
-    async fn sealed(&self, entry: &Entry, answers: &Answers) -> ReplyContent {
-        let mut reply = answers_of(&entry.question, answers);
+    async fn sealed(&self, entry: &Entry, content: ReplyContent) -> ReplyContent {
+        let ReplyContent::Answers { answers: mut reply } = content else { return content };
         let mut pause = Pause::default();
         while entry.question.is_secret() {
             let key = match self.adapter.bus.seal_key(self.adapter.gateway()).await {
@@ -314,7 +307,13 @@ impl Link {
 }
 
 /// Hands an outcome to the routers until one has taken it, or had another one before.
-pub(super) async fn hand_in(adapter: &Adapter, entry: &Entry, content: ReplyContent, by: Option<&str>) {
+pub(super) async fn hand_in(
+    adapter: &Adapter,
+    entry: &Entry,
+    id: String,
+    content: ReplyContent,
+    by: Option<&str>,
+) {
     let span = tracing::info_span!(
         "send outcome",
         otel.kind = "producer",
@@ -326,8 +325,7 @@ pub(super) async fn hand_in(adapter: &Adapter, entry: &Entry, content: ReplyCont
     );
     continue_from(&span, entry.traceparent.as_deref());
     let by = Responder { user: by.unwrap_or("gateway").into(), name: None, chat: None };
-    let id = gateway_reply_id(&entry.key);
-    let mut reply = Reply { id, by, surface: Surface::Gateway, content };
+    let reply = Reply { id, by, surface: Surface::Gateway, content };
     let mut pause = Pause::default();
     loop {
         let request = ReplyRequest { schema: SCHEMA, key: entry.key.clone(), reply: reply.clone() };
@@ -335,13 +333,10 @@ pub(super) async fn hand_in(adapter: &Adapter, entry: &Entry, content: ReplyCont
             Ok(ReplyResponse::Saved | ReplyResponse::Closed { .. } | ReplyResponse::UnknownQuestion) => {
                 return;
             }
+            // It stays open to its deadline; what is given back then is overruled by the fact.
             Ok(ReplyResponse::Invalid { invalid }) => {
-                tracing::error!(question = %entry.key, %invalid, "the gateway's answer does not fit its question");
-                let reason = CancelReason::RunEnded;
-                if reply.content == (ReplyContent::Cancelled { reason }) {
-                    return;
-                }
-                reply.content = ReplyContent::Cancelled { reason };
+                tracing::error!(question = %entry.key, %invalid, "the gateway's outcome was refused by a router");
+                return;
             }
             Ok(other) => tracing::warn!(?other, "the gateway's outcome was not taken; trying again"),
             Err(error) => tracing::warn!(%error, "the gateway's outcome was not handed in; trying again"),
@@ -426,6 +421,15 @@ pub(super) fn answers_of(
         Some((prompt.id.clone(), Answer::Given { options, other }))
     };
     question.prompts.iter().filter_map(of_prompt).collect()
+}
+
+/// The outcome that the Gateway has, as a reply.
+fn content_of(question: &Question, record: &QuestionRecord) -> ReplyContent {
+    match outcome_of(question, record) {
+        Outcome::Answered { answers } => ReplyContent::Answers { answers },
+        Outcome::Expired => ReplyContent::Expired,
+        _ => ReplyContent::Cancelled { reason: cancel_reason(record.resolved_by.as_deref()) },
+    }
 }
 
 /// The outcome that the Gateway has, as people are shown it.

@@ -9,6 +9,7 @@ use ask_bus::Stored;
 use ask_core::call::{self, Gone};
 use ask_core::entry::{Entry, Road};
 use ask_core::key::QuestionKey;
+use ask_core::native::gateway_reply_id;
 use ask_core::outcome::CancelReason;
 use ask_core::reply::ReplyContent;
 use ask_core::time::Timestamp;
@@ -104,14 +105,15 @@ async fn load(link: &Arc<Link>, since: Timestamp) -> Result<(), GatewayError> {
     Ok(())
 }
 
-/// Remembers the Gateway process once everything that the one before has left is decided.
+/// Remembers the Gateway process once everything that the one before has left is closed: whoever
+/// takes over before that still knows that it was lost in a restart.
 fn remember_boot(link: &Arc<Link>, gone: Vec<QuestionKey>) {
     let link = link.clone();
     tokio::spawn(async move {
         let stop = link.stop.clone();
         let remember = async {
             for key in gone {
-                link.adapter.wait_decided(&key).await;
+                link.adapter.wait_for(&key, |entry| entry.returned().is_some()).await;
             }
             let mut pause = Pause::default();
             while let Err(error) = link.adapter.bus.write_boot_id(link.adapter.gateway(), &link.boot_id).await
@@ -205,14 +207,15 @@ pub(super) fn run_ended(adapter: &Arc<Adapter>, session: &str, run: &str, reason
 
 async fn call_is_gone(adapter: Arc<Adapter>, stored: Arc<Stored<Entry>>, reason: CancelReason) {
     let why = match reason {
-        CancelReason::GatewayRestart => "gateway_restart",
-        _ => "run_ended",
+        CancelReason::GatewayRestart => call::GATEWAY_RESTART,
+        _ => call::RUN_ENDED,
     };
     let key = &stored.value.key;
     let work = async {
         let mut entry = stored.value.clone();
         if call::gone(&entry, why) == Gone::CancelFirst {
-            hand_in(&adapter, &entry, ReplyContent::Cancelled { reason }, None).await;
+            let id = gateway_reply_id(key);
+            hand_in(&adapter, &entry, id, ReplyContent::Cancelled { reason }, None).await;
             entry = adapter.wait_decided(key).await.value.clone();
         }
         if let Gone::Close(returned) = call::gone(&entry, why) {

@@ -1,6 +1,6 @@
 //! The way back: what the agent gets of a decided question, and the proof that it has it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ask_bus::Stored;
 use ask_bus::trace::continue_from;
@@ -14,15 +14,15 @@ use tracing::Instrument;
 
 use super::link::Link;
 use super::questions::{Pause, answers_of, outcome_of};
+use super::transcript::Search;
 use crate::adapter::Adapter;
 use crate::openclaw::calls::Resolution;
 use crate::openclaw::client::GatewayError;
-use crate::openclaw::frames::{
-    Answers, QUESTION_ALREADY_TERMINAL, QUESTION_INVALID_ANSWER, QUESTION_NOT_FOUND,
-};
+use crate::openclaw::frames::{Answers, QUESTION_INVALID_ANSWER, QUESTION_NOT_FOUND, QuestionStatus};
 
 /// How long after the Gateway's expiry an outcome may still be proven: so long it keeps the record.
 const PROVABLE: Duration = Duration::from_secs(15);
+const UNREACHABLE: &str = "gateway_unreachable";
 /// How long a tool result waits for its outcome to be seen here.
 const RESULT_GRACE: Duration = Duration::from_secs(2);
 
@@ -60,9 +60,6 @@ async fn resolve(link: &Link, entry: &Entry) -> Returned {
     let by = native::resolved_by(entry);
     let mut pause = Pause::default();
     loop {
-        if is_past_proof(&link.adapter, entry) {
-            return Returned::Unconfirmed { why: "gateway_unreachable".into() };
-        }
         let resolution = match resolution(link, entry) {
             Ok(resolution) => resolution,
             Err(why) => {
@@ -70,23 +67,46 @@ async fn resolve(link: &Link, entry: &Entry) -> Returned {
                 return withdraw(link, entry, &by, &id, why).await;
             }
         };
-        match link.client.question_resolve(&entry.key.question, &resolution, &by, &id).await {
+        let error = match link.client.question_resolve(&entry.key.question, &resolution, &by, &id).await {
             Ok(_) => return returned(link, entry, GatewaySays::Resolved),
-            Err(error) => match error.reason() {
-                Some(QUESTION_ALREADY_TERMINAL) => {
-                    if let Some(says) = what_it_has(link, entry).await {
-                        return returned(link, entry, says);
-                    }
+            Err(error) => error,
+        };
+        let failed = match error.reason() {
+            Some(QUESTION_NOT_FOUND) => {
+                return returned(link, entry, GatewaySays::Forgotten(in_transcript(link, entry).await));
+            }
+            Some(QUESTION_INVALID_ANSWER) => {
+                tracing::error!(question = %entry.key, %error, "the gateway does not take the answer");
+                return withdraw(link, entry, &by, &id, &format!("invalid_answer: {error}")).await;
+            }
+            _ if error.is_retryable() => error,
+            // It has its outcome already, or this one is refused for good: its record tells.
+            _ => match what_it_has(link, entry).await {
+                Ok(Some(says)) => return returned(link, entry, says),
+                Ok(None) => {
+                    tracing::error!(question = %entry.key, %error, "the gateway refuses the outcome");
+                    return withdraw(link, entry, &by, &id, &refusal(&error)).await;
                 }
-                Some(QUESTION_NOT_FOUND) => return returned(link, entry, in_transcript(link, entry).await),
-                Some(QUESTION_INVALID_ANSWER) => {
-                    tracing::error!(question = %entry.key, %error, "the gateway does not take the answer");
-                    return withdraw(link, entry, &by, &id, &format!("invalid_answer: {error}")).await;
-                }
-                _ => tracing::warn!(question = %entry.key, %error, "not given back yet; trying again"),
+                Err(error) if error.is_retryable() => error,
+                Err(error) => return Returned::Unconfirmed { why: refusal(&error) },
             },
+        };
+        // What a lost connection did, the next one tells.
+        if is_past_proof(&link.adapter, entry) && !link.client.is_closed() {
+            return Returned::Unconfirmed { why: UNREACHABLE.into() };
         }
+        tracing::warn!(question = %entry.key, error = %failed, "not given back yet; trying again");
         pause.wait().await;
+    }
+}
+
+/// Why nobody can tell what became of an outcome that the Gateway has refused for good.
+fn refusal(error: &GatewayError) -> String {
+    match error {
+        GatewayError::Refused { rejection, .. } => {
+            format!("refused by the gateway: {}", rejection.reason().unwrap_or(&rejection.code))
+        }
+        other => other.to_string(),
     }
 }
 
@@ -108,31 +128,32 @@ fn returned(link: &Link, entry: &Entry, says: GatewaySays) -> Returned {
     native::returned(entry, says, link.is_new_boot).expect("only a decided question is returned")
 }
 
-/// The outcome that the Gateway has already; `None` when it can't be told yet.
-async fn what_it_has(link: &Link, entry: &Entry) -> Option<GatewaySays> {
+/// The outcome that the Gateway has already; `None` while it waits for one.
+async fn what_it_has(link: &Link, entry: &Entry) -> Result<Option<GatewaySays>, GatewayError> {
     match link.client.question_get(&entry.key.question).await {
+        Ok(record) if record.status == QuestionStatus::Pending => Ok(None),
         Ok(record) => {
             let outcome = outcome_of(&entry.question, &record);
-            Some(GatewaySays::Settled { by: record.resolved_by, outcome })
+            Ok(Some(GatewaySays::Settled { by: record.resolved_by, outcome }))
         }
-        Err(error) if error.reason() == Some(QUESTION_NOT_FOUND) => Some(in_transcript(link, entry).await),
-        Err(error) => {
-            tracing::warn!(question = %entry.key, %error, "the gateway's outcome was not read; trying again");
-            None
+        Err(error) if error.reason() == Some(QUESTION_NOT_FOUND) => {
+            Ok(Some(GatewaySays::Forgotten(in_transcript(link, entry).await)))
         }
+        Err(error) => Err(error),
     }
 }
 
 /// The Gateway holds the question no more: only the tool result in the transcript can tell.
-async fn in_transcript(link: &Link, entry: &Entry) -> GatewaySays {
-    GatewaySays::Forgotten(match link.result_in_history(entry).await {
-        None => InTranscript::Nothing,
-        Some(None) => InTranscript::NoAnswer,
-        Some(Some(theirs)) => InTranscript::Answers {
+pub(super) async fn in_transcript(link: &Link, entry: &Entry) -> InTranscript {
+    match link.result_in_history(entry).await {
+        Search::Nothing => InTranscript::Nothing,
+        Search::NothingInPart => InTranscript::NothingInPart,
+        Search::Found(None) => InTranscript::NoAnswer,
+        Search::Found(Some(theirs)) => InTranscript::Answers {
             ours: entry.question.is_secret() || answers(link, entry).is_ok_and(|ours| ours == theirs),
             answers: answers_of(&entry.question, &theirs),
         },
-    })
+    }
 }
 
 fn resolution(link: &Link, entry: &Entry) -> Result<Resolution, &'static str> {
@@ -168,12 +189,16 @@ fn is_past_proof(adapter: &Adapter, entry: &Entry) -> bool {
     Timestamp::now() > expires.plus(PROVABLE)
 }
 
-/// Closes native questions that were decided and whose Gateway could not be reached in time.
-pub(super) async fn close_unreachable(adapter: &Adapter) {
+/// Closes native questions that were decided and whose Gateway could not be reached in time. It
+/// must have been gone for as long, since this machine's clock may be ahead of the Gateway's.
+pub(super) async fn close_unreachable(adapter: &Adapter, gone_since: Instant) {
+    if gone_since.elapsed() < PROVABLE {
+        return;
+    }
     for stored in adapter.open_entries() {
         let entry = &stored.value;
         if entry.road == Road::Native && !entry.is_pending() && is_past_proof(adapter, entry) {
-            let why = "gateway_unreachable".into();
+            let why = UNREACHABLE.into();
             close(adapter, &entry.key, Returned::Unconfirmed { why }).await;
         }
     }

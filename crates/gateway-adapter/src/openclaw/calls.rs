@@ -9,6 +9,9 @@ use super::{
     frames::{Answers, QuestionPrompt, QuestionRecord, QuestionResolved},
 };
 
+/// The longest text of a row that the Gateway gives; it cuts at 8,000 characters otherwise.
+const MAX_CHARS: u32 = 500_000;
+
 /// What the Gateway does with a message while a run is active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -109,6 +112,9 @@ pub struct History {
     /// Facts about the session.
     #[serde(default)]
     pub session_info: SessionInfo,
+    /// Where older rows begin, for [`Client::chat_history_before`]; `None` where there are none.
+    #[serde(default)]
+    pub next_offset: Option<u64>,
 }
 
 /// One row of a transcript: user, assistant (with `toolCall` blocks) or toolResult.
@@ -321,6 +327,18 @@ impl Client {
     /// The last rows of a session's transcript, and what runs there.
     pub async fn chat_history(&self, session_key: &str, limit: u32) -> Result<History, GatewayError> {
         let params = json!({ "sessionKey": session_key, "limit": limit });
+        self.typed("chat.history", params).await
+    }
+
+    /// Rows of a session's transcript that are older than its last `offset`, in full length.
+    pub async fn chat_history_before(
+        &self,
+        session_key: &str,
+        limit: u32,
+        offset: u64,
+    ) -> Result<History, GatewayError> {
+        let params =
+            json!({ "sessionKey": session_key, "limit": limit, "offset": offset, "maxChars": MAX_CHARS });
         self.typed("chat.history", params).await
     }
 

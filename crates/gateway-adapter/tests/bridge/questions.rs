@@ -2,17 +2,22 @@
 
 use std::time::Duration;
 
-use ask_core::entry::{DecidedBy, Road};
+use ask_core::entry::{DecidedBy, Entry, Road, Verdict};
+use ask_core::key::QuestionKey;
 use ask_core::outcome::{CancelReason, Outcome, Returned};
+use ask_core::question::{Choice, Prompt, Question};
 use ask_core::reply::{Answer, Reply, ReplyContent, Responder};
 use ask_core::surface::Surface;
+use ask_core::time::Timestamp;
 use ask_core::wire::{ReplyRequest, ReplyResponse};
 use serde_json::json;
-use testkit::gateway::{Fault, GatewayOptions};
+use testkit::gateway::{Fault, GatewayOptions, Rejection};
 
 use testkit::{WITHIN, until};
 
-use crate::bench::{ASK, Adapter, Bench, OWNER, SESSION};
+use crate::bench::{ASK, Adapter, Bench, GATEWAY, OWNER, SESSION};
+
+const MINUTE: Duration = Duration::from_secs(60);
 
 fn delivered(proof: &str) -> Returned {
     Returned::Delivered { proof: proof.into() }
@@ -177,6 +182,107 @@ async fn a_message_while_a_question_waits_does_not_become_its_answer() {
     assert_eq!(crate::bench::streamed(&joke), "echo: Tell me a joke");
 }
 
+/// The question that waits at the Gateway, as an adapter has asked it whose clock runs so far ahead
+/// that it is long over there; answered.
+async fn answered_by_a_clock_that_is_ahead(bench: &Bench) -> Entry {
+    let run = bench.gateway.say(SESSION, ASK).unwrap();
+    let id =
+        until("the question", async || Some(bench.gateway.questions().first()?["id"].as_str()?.to_owned()));
+    let key = QuestionKey { gateway: GATEWAY.into(), session: SESSION.into(), run, question: id.await };
+    let options = ["Red", "Green", "Blue"].map(Choice::label).into();
+    let prompt = Prompt { id: "color".into(), options, ..Prompt::free_text("Which color?") };
+    let question = Question::new(vec![prompt]).unwrap();
+    let (asked, deadline) = (Timestamp::now().minus(3 * MINUTE), Timestamp::now().minus(MINUTE));
+    let entry = Entry::ask(key, Road::Native, "ask_user", "", question, asked, deadline, None).unwrap();
+    let by = Responder { user: OWNER.into(), name: None, chat: None };
+    let content = ReplyContent::Answers { answers: [("color".into(), Answer::option(2))].into() };
+    let reply = Reply { id: "r1".into(), by, surface: Surface::Card, content };
+    let Verdict::Decide(decided) = entry.reply(&reply, asked) else { panic!("{entry:?}") };
+    bench.bus.write_asked(&decided).await.unwrap();
+    *decided
+}
+
+#[tokio::test]
+async fn an_adapter_whose_clock_is_ahead_gives_a_fresh_answer_back() {
+    let bench = Bench::start(GatewayOptions::default()).await;
+    let decided = answered_by_a_clock_that_is_ahead(&bench).await;
+    let _adapter = bench.adapter().await;
+    assert_eq!(bench.returned(&decided).await, delivered("resolved"));
+    let outcomes = bench.gateway.wait_for(|o| o.len() == 1, WITHIN).await.unwrap();
+    assert_eq!(outcomes[0].details["answers"]["answers"]["color"], json!(["Blue"]));
+}
+
+#[tokio::test]
+async fn an_adapter_whose_clock_is_ahead_learns_by_the_next_connection_what_the_lost_one_did() {
+    let bench = Bench::start(GatewayOptions::default()).await;
+    bench.gateway.fault("question.resolve", Fault::LoseResponse);
+    let decided = answered_by_a_clock_that_is_ahead(&bench).await;
+    let _adapter = bench.adapter().await;
+    assert_eq!(bench.returned(&decided).await, delivered("resolution_id"));
+}
+
+#[tokio::test]
+async fn a_gateway_that_is_not_ready_past_the_proof_leaves_it_unconfirmed() {
+    let bench = Bench::start(GatewayOptions::default()).await;
+    bench.gateway.fault("question.resolve", Fault::Refuse(Rejection::starting()));
+    let decided = answered_by_a_clock_that_is_ahead(&bench).await;
+    let _adapter = bench.adapter().await;
+    let unconfirmed = Returned::Unconfirmed { why: "gateway_unreachable".into() };
+    assert_eq!(bench.returned(&decided).await, unconfirmed);
+}
+
+#[tokio::test]
+async fn an_outcome_that_the_gateway_refuses_for_good_says_why() {
+    let (bench, _adapter) = Bench::with_adapter().await;
+    bench.send(SESSION, ASK).await;
+    let asked = bench.question(SESSION, |_| true).await.value;
+    let details = json!({"reason": "QUESTION_REQUESTER_INACTIVE"});
+    let refused = Rejection { details, ..Rejection::new("INVALID_REQUEST", "the run is over") };
+    bench.gateway.fault("question.resolve", Fault::Refuse(refused));
+    bench.answer(&asked, Answer::option(1)).await;
+    let why = "refused by the gateway: QUESTION_REQUESTER_INACTIVE".into();
+    assert_eq!(bench.returned(&asked).await, Returned::Unconfirmed { why });
+    // Its run does not wait in vain.
+    let outcomes = bench.gateway.wait_for(|o| o.len() == 1, WITHIN).await.unwrap();
+    assert_eq!(outcomes[0].details["status"], "no_answer");
+}
+
+/// A question that was answered at the Gateway and forgotten there while no adapter was there, with
+/// so many rows after its result.
+async fn answered_and_forgotten(rows: usize) -> (Bench, Entry) {
+    let options = GatewayOptions { keep_settled: Duration::from_millis(50), ..Default::default() };
+    let bench = Bench::start(options).await;
+    let adapter = bench.adapter().await;
+    adapter.is_ready().await;
+    bench.send(SESSION, ASK).await;
+    let asked = bench.question(SESSION, |_| true).await.value;
+    drop(adapter);
+    bench.gateway.answer_locally(&asked.key.question, &json!({"color": ["Red"]})).unwrap();
+    until("the end", async || bench.gateway.questions().is_empty().then_some(())).await;
+    let has_result = |row: &serde_json::Value| row["role"] == "toolResult";
+    until("the result", async || bench.gateway.transcript(SESSION).iter().any(has_result).then_some(()))
+        .await;
+    bench.gateway.add_rows(SESSION, rows);
+    (bench, asked)
+}
+
+#[tokio::test]
+async fn n3_n4_an_answer_far_back_in_the_transcript_decides_a_forgotten_question() {
+    let (bench, asked) = answered_and_forgotten(1_000).await;
+    let _adapter = bench.adapter().await;
+    assert_eq!(bench.returned(&asked).await, delivered("decided by the gateway"));
+    let closed = bench.question(SESSION, |_| true).await.value;
+    assert_eq!(closed.decision().unwrap().outcome, answered(Answer::option(0)));
+}
+
+#[tokio::test]
+async fn n3_n4_a_forgotten_question_without_its_result_is_unconfirmed_and_never_denied() {
+    let (bench, asked) = answered_and_forgotten(6_000).await;
+    let _adapter = bench.adapter().await;
+    let why = "question_not_found, and only a part of the transcript was read".into();
+    assert_eq!(bench.returned(&asked).await, Returned::Unconfirmed { why });
+}
+
 #[tokio::test]
 async fn what_a_gateway_that_is_gone_did_with_an_outcome_is_unconfirmed() {
     let options = GatewayOptions { ask_user_at_least: Duration::from_secs(2), ..Default::default() };
@@ -276,6 +382,24 @@ async fn the_end_of_a_run_cancels_what_its_calls_still_ask() {
     let closed = bench.question(SESSION, |e| e.key == asked.key).await.value;
     let reason = CancelReason::RunEnded;
     assert_eq!(closed.decision().unwrap().outcome, Outcome::Cancelled { reason });
+}
+
+#[tokio::test]
+async fn a_restart_is_remembered_only_when_the_calls_it_has_lost_are_closed() {
+    let (bench, adapter) = Bench::with_adapter().await;
+    until("the boot id", async || bench.bus.boot_id("openclaw").await.ok()?).await;
+    bench.plug_in(&adapter, true);
+    bench.send(SESSION, r#"CALL request_user_input {"question":"Where to?"}"#).await;
+    let asked = bench.question(SESSION, |_| true).await.value;
+    bench.gateway.kill();
+    assert_eq!(bench.answer(&asked, Answer::text("Oslo")).await, ReplyResponse::Saved);
+    bench.gateway.start_again().await.unwrap();
+    let boot = bench.gateway.boot_id();
+    until("the new boot id", async || (bench.bus.boot_id("openclaw").await.ok()?? == boot).then_some(()))
+        .await;
+    // An adapter that begins now would take it for the end of a run.
+    let closed = bench.bus.question(&asked.key).await.unwrap().unwrap().value;
+    assert_eq!(closed.returned(), Some(&Returned::Unconfirmed { why: "gateway_restart".into() }));
 }
 
 #[tokio::test]

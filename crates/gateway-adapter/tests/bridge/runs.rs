@@ -74,6 +74,23 @@ async fn a_message_whose_response_was_lost_is_not_sent_twice() {
 }
 
 #[tokio::test]
+async fn s11_a_message_far_back_in_the_transcript_is_not_sent_again() {
+    let (bench, adapter) = Bench::with_adapter().await;
+    bench.gateway.fault("chat.send", Fault::Delay(WITHIN));
+    let run = bench.send(SESSION, "hello").await;
+    let is_answered = |gateway: &testkit::gateway::ScriptedGateway| gateway.transcript(SESSION).len() == 2;
+    assert!(bench.gateway.until(is_answered, WITHIN).await);
+    drop(adapter);
+    bench.gateway.add_rows(SESSION, 500);
+    bench.gateway.restart().await.unwrap();
+    let _adapter = bench.adapter().await;
+    let ended = bench.ended(SESSION, &run).await;
+    assert_eq!(streamed(&ended), "echo: hello");
+    let sent = bench.gateway.requests().into_iter().filter(|request| request.method == "chat.send");
+    assert_eq!(sent.count(), 1);
+}
+
+#[tokio::test]
 async fn what_the_gateway_refuses_for_good_is_told_and_the_next_message_goes_on() {
     let (bench, _adapter) = Bench::with_adapter().await;
     bench.gateway.fault("chat.send", Fault::Refuse(Rejection::starting()));

@@ -126,7 +126,11 @@ impl Bench {
                 identity_file: self.server.store_dir().join("identity.json"),
                 extra_scopes: Vec::new(),
             },
-            http: HttpConfig { listen: "127.0.0.1:0".parse().unwrap(), token: Redacted::new(TOKEN.into()) },
+            http: HttpConfig {
+                listen: "127.0.0.1:0".parse().unwrap(),
+                token: Redacted::new(TOKEN.into()),
+                origins: vec!["https://tools.example".into()],
+            },
             questions: QuestionsConfig { timeout_s: 300, native_margin_ms: 3000 },
         }
     }

@@ -1,6 +1,6 @@
 //! MCP over raw HTTP, as clients of the revisions 2025-06-18 and 2025-11-25 send it.
 
-use ask_core::entry::{Entry, Road, State};
+use ask_core::entry::{Entry, Road, State, Verdict};
 use ask_core::outcome::{CancelReason, Outcome, Returned};
 use ask_core::reply::Answer;
 use ask_core::time::Timestamp;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use testkit::until;
 
-use crate::bench::{Adapter, Bench, SESSION, TOKEN};
+use crate::bench::{Adapter, Bench, GATEWAY, SESSION, TOKEN};
 
 const OPENCLAW: &str = "openclaw-bundle-mcp";
 const OTHER: &str = "some-client";
@@ -362,6 +362,38 @@ async fn the_end_of_an_mcp_session_cancels_what_it_has_open() {
     let asked = pending(&bench, &client.own_session()).await;
     assert_eq!(client.request(&adapter, Method::DELETE).send().await.unwrap().status(), 204);
     assert!(matches!(bench.returned(&asked).await, Returned::Unconfirmed { .. }));
+    assert_eq!(bench.bus.mcp_session(GATEWAY, &client.id).await.unwrap(), None, "nothing is kept of it");
+}
+
+#[tokio::test]
+async fn refusals_are_json_rpc_errors_that_name_the_way_out() {
+    let bench = Bench::start().await;
+    let adapter = bench.adapter().await;
+    let client = Client::start(&adapter, OTHER).await;
+    let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
+    let large = json!({"jsonrpc": "2.0", "id": 1, "method": "ping", "params": "x".repeat(1 << 20)});
+    let post = || client.request(&adapter, Method::POST);
+    let bare = |method| request(&adapter, method);
+    let table = [
+        (post().header("origin", "http://evil.example").json(&ping), 403, "adapter.http.origins"),
+        (post().header("origin", "null").json(&ping), 403, "adapter.http.origins"),
+        (testkit::http_client().post(format!("{}/mcp", adapter.url)).json(&ping), 401, "Bearer TOKEN"),
+        (post().json(&large), 413, "1048576 bytes"),
+        (bare(Method::POST).json(&ping), 400, "the one that initialize gave"),
+        (bare(Method::DELETE), 400, "the one that initialize gave"),
+        (bare(Method::DELETE).header("mcp-session-id", "x"), 404, "initialize again"),
+        (client.request(&adapter, Method::GET).header("last-event-id", "x"), 400, "of this server"),
+    ];
+    for (request, status, way_out) in table {
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), status, "{way_out}");
+        let body: Value = response.json().await.unwrap();
+        assert_eq!((&body["jsonrpc"], body["error"]["code"].is_i64()), (&json!("2.0"), true), "{body}");
+        assert!(body["error"]["message"].as_str().unwrap().contains(way_out), "{body}");
+    }
+    for origin in ["http://localhost:5173", "https://tools.example"] {
+        assert_eq!(post().header("origin", origin).json(&ping).send().await.unwrap().status(), 200);
+    }
 }
 
 #[tokio::test]
@@ -381,13 +413,34 @@ async fn what_a_client_got_that_can_prove_nothing_is_unconfirmed_after_its_time_
     let mut decided = bench.question(&session, |e| !e.is_pending()).await;
     assert_eq!(decided.value.returned(), None);
 
-    // A minute later:
+    // An adapter that has not written the response keeps it, to the limit.
+    drop(adapter);
+    let _other = bench.adapter().await;
     let State::Decided { decision } = &mut decided.value.state else { panic!("{decided:?}") };
-    decision.at = Timestamp(decision.at.0 - 60_000);
+    decision.at = Timestamp(decision.at.0 - 24 * 3_600_000);
     bench.bus.write_decided(&decided.value, decided.revision).await.unwrap();
-    assert_eq!(bench.returned(&asked).await, Returned::Unconfirmed { why: "no_proof".into() });
+    assert_eq!(bench.returned(&asked).await, Returned::Unconfirmed { why: "expired".into() });
     assert!(!bench.question(&session, |_| true).await.value.holds_secret());
     assert!(!bench.on_disk("hunter2-771"));
+}
+
+#[tokio::test]
+async fn a_client_without_proof_that_comes_back_late_still_gets_its_secret() {
+    let bench = Bench::start().await;
+    let adapter = bench.adapter().await;
+    let client = Client::start(&adapter, OTHER).await;
+    let mut events = client.call(&adapter, json!(1), &json!({"question": "Token?", "secret": true})).await;
+    let first = events.next().await.unwrap();
+    let asked = pending(&bench, &client.own_session()).await;
+    drop((events, adapter));
+    // Answered hours ago, and no adapter was there to hand it over.
+    let reply = crate::bench::reply(&asked, "o1", bench.seal(&asked, "o1", "hunter2-772")).reply;
+    let stored = bench.bus.question(&asked.key).await.unwrap().unwrap();
+    let long_ago = Timestamp(Timestamp::now().0 - 3 * 3_600_000);
+    let Verdict::Decide(decided) = stored.value.reply(&reply, long_ago) else { panic!("{asked:?}") };
+    bench.bus.write_decided(&decided, stored.revision).await.unwrap();
+    let adapter = bench.adapter().await;
+    assert_eq!(text(&client.resume(&adapter, &first.id).await.answer().await), "hunter2-772");
 }
 
 #[tokio::test]

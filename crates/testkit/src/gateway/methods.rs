@@ -435,11 +435,16 @@ fn chat_history(state: &mut State, params: &Value) -> Answer {
             "totalMessages": 0}));
     };
     let limit = params["limit"].as_u64().map_or(200, |limit| limit.clamp(1, 1000));
-    let skip = session.rows.len().saturating_sub(usize::try_from(limit).unwrap_or(200));
+    let offset = usize::try_from(params["offset"].as_u64().unwrap_or(0)).unwrap_or(usize::MAX);
+    let end = session.rows.len().saturating_sub(offset);
+    let skip = end.saturating_sub(usize::try_from(limit).unwrap_or(200));
     let mut history = json!({"sessionKey": key, "sessionId": session.session_id,
-        "messages": session.rows[skip..], "hasMore": skip > 0,
+        "messages": session.rows[skip..end], "hasMore": skip > 0,
         "totalMessages": session.rows.len(), "deltaCursor": session.rows.len().to_string(),
         "sessionInfo": session_info(&key, session)});
+    if skip > 0 {
+        history["nextOffset"] = (session.rows.len() - skip).into();
+    }
     if let Some(run) = session.active.as_ref().filter(|run| !run.aborted) {
         history["inFlightRun"] = json!({"runId": run.incoming.run_id, "text": run.text,
             "startedAt": run.started_at, "events": run.events});

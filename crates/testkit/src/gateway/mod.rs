@@ -416,6 +416,15 @@ impl ScriptedGateway {
         session.map(|session| session.rows.clone()).unwrap_or_default()
     }
 
+    /// Appends rows to a transcript that no run has written.
+    pub fn add_rows(&self, session: &str, count: usize) {
+        let mut state = self.core.state();
+        for _ in 0..count {
+            let row = json!({"role": "user", "content": [{"type": "text", "text": "row"}]});
+            state.add_row(session, row, "another", true);
+        }
+    }
+
     /// Whether a text is in any transcript or in the last 20,000 frames sent.
     pub fn raw_contains(&self, text: &str) -> bool {
         let json = Value::from(text).to_string();
