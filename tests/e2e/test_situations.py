@@ -2,7 +2,6 @@
 
 import base64
 
-
 import pytest
 from scripted_emitter import prompt
 from test_pipe import TARGET

@@ -243,6 +243,14 @@ mod tests {
     }
 
     #[test]
+    fn a_line_without_a_name_is_not_for_the_prompt_without_a_header() {
+        let mut question = form();
+        question.prompts[1].header = "Money".into();
+        let answers = [("city".into(), Answer::text(": Oslo")), ("budget".into(), Answer::text("9"))].into();
+        assert_eq!(parse(&question, "Money: 9\n: Oslo"), TextReply::Complete(answers));
+    }
+
+    #[test]
     fn a_correction_repeats_little_of_a_long_text() {
         let mut question = colours();
         (question.prompts[0].multiple, question.prompts[0].allow_other) = (true, false);

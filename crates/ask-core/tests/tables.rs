@@ -197,13 +197,14 @@ fn a_form_says_why_it_is_one() {
 }
 
 #[test]
-fn what_proves_nothing_is_kept_for_a_minute_and_a_secret_for_a_day() {
+fn what_proves_nothing_is_kept_for_a_minute_after_its_response_and_a_secret_for_a_day() {
     let secret = |p: &mut Prompt| (p.options, p.secret) = (Vec::new(), true);
     let at = Timestamp(2_000);
     let alone = answered(&pending(Road::McpAlone, prompt("answer", |_| ())), Answer::option(0), at);
     let kept = answered(&pending(Road::Plugin, prompt("answer", secret)), sealed(), at);
-    assert_eq!(closes_by_itself(&alone), Some((Timestamp(62_000), "no_proof")));
-    assert_eq!(closes_by_itself(&kept), Some((Timestamp(86_402_000), "expired")));
+    assert_eq!(closes_by_itself(&alone, Some(Timestamp(5_000))), Some((Timestamp(65_000), "no_proof")));
+    assert_eq!(closes_by_itself(&alone, None), Some((Timestamp(86_402_000), "expired")));
+    assert_eq!(closes_by_itself(&kept, None), Some((Timestamp(86_402_000), "expired")));
 }
 
 #[test]
