@@ -355,7 +355,9 @@ class Stack:
         self._part("open-webui", web, f"{self.web_url}/health", **self._open_webui_env())
 
     def _part(self, name: str, command: list, ready_url: str, **env: str) -> None:
-        self.parts[name] = Part(name, command, {**os.environ, **env}, ready_url, self.logs / f"{name}.log")
+        # The provider's key is for the Gateway alone.
+        inherited = {key: value for key, value in os.environ.items() if key != "ASKBUS_MODEL_API_KEY"}
+        self.parts[name] = Part(name, command, {**inherited, **env}, ready_url, self.logs / f"{name}.log")
 
     def _binary(self, name: str) -> Path:
         folder = Path(os.environ.get("ASKBUS_BIN_DIR") or ROOT / "target/debug")

@@ -26,9 +26,9 @@ class WebOnly(Stack):
     def _start_parts(self):
         self._start_one(self["open-webui"])
 
-    def _open_stack_env(self):
+    def _open_webui_env(self):
         tasks = ("TITLE", "TAGS", "FOLLOW_UP")
-        return super()._open_stack_env() | {f"ENABLE_{task}_GENERATION": "true" for task in tasks}
+        return super()._open_webui_env() | {f"ENABLE_{task}_GENERATION": "true" for task in tasks}
 
     def set_valves(self, **more):
         # Parking waits longer than a reload takes.

@@ -1,4 +1,4 @@
-//! `DEAD`: what could not be read, and giving it to its reader again.
+//! `DEAD`: what could not be read, and giving it to its reader again (rule R4).
 
 use ask_core::time::Timestamp;
 use async_nats::jetstream::stream::LastRawMessageErrorKind;

@@ -1,5 +1,5 @@
 //! A question that is asked again unchanged, because its first call was lost with its gateway, is
-//! answered from the record instead of by the person (scenario of an agent that starts anew).
+//! answered from the record instead of by the person (rule R1).
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -105,7 +105,8 @@ fn the_list_of_steps_ends_at_its_limit() {
     let kept = full.steps.len();
     assert_eq!(full.steps, all[..kept]);
     assert_eq!(kept, ask_core::entry::MAX_LISTED);
-    assert_eq!(full.note(&all), None);
+    // What is left out is counted, and takes nobody's place.
+    assert_eq!((full.steps_left_out, full.note(&all).unwrap().steps), (200 - kept as u64, full.steps));
     // The last one that fits still does.
     assert_eq!(plain().note(&all[..kept - 1]).unwrap().note(&all).unwrap().steps.len(), kept);
 }

@@ -56,8 +56,6 @@ pub struct NatsConfig {
     pub name: Option<String>,
     /// The seed of the service's nkey.
     pub nkey_seed: Option<Redacted>,
-    /// A credentials file, for servers in JWT mode.
-    pub creds_file: Option<PathBuf>,
     /// PEM file of the authority that signed the server's certificate; TLS is required when set.
     pub tls_ca_file: Option<PathBuf>,
 }
@@ -407,7 +405,7 @@ fn nats_url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Err
     for url in text.split(',').map(str::trim) {
         if url.contains('@') {
             return Err(de::Error::custom(format!(
-                "{} in this address would end up in logs; use nkey_seed or creds_file",
+                "{} in this address would end up in logs; use nkey_seed",
                 crate::redacted::PROBLEM
             )));
         }

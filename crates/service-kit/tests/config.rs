@@ -154,7 +154,7 @@ fn refusals_name_key_source_value_and_what_is_allowed() {
         (
             "[router.nats]\nurll = 'x'",
             "nats.urll (from askbus.toml): unknown field `urll`, \
-             expected one of `url`, `name`, `nkey_seed`, `creds_file`, `tls_ca_file`",
+             expected one of `url`, `name`, `nkey_seed`, `tls_ca_file`",
         ),
         (
             "[routr]\ngrace_ms = 1",

@@ -17,7 +17,7 @@ use crate::history::{Call, Content, History, Life, Part, Row, SessionHistory, Su
 const OVERDUE_MS: u64 = 20_000;
 /// How long after its deadline a question may still be decided when nothing is away: one write that
 /// fails by its timeout (5 s), the pause before the next one (0.5 s), the time by which replicas
-/// expire apart (0.1 s), and 2.4 s in which this busy machine may not get to it.
+/// expire apart (0.1 s), and 2.4 s in which a busy machine may not get to it.
 const LATE_MS: u64 = 8_000;
 /// How long a router may take to hear what another has decided.
 const BEHIND_MS: u64 = 2_000;
