@@ -6,8 +6,8 @@ license: Apache-2.0
 required_open_webui_version: 0.12.4
 """
 
-# A transport between Open WebUI and owui-emitter (docs/pipe-protocol.md). It decides nothing and
-# keeps nothing: whatever is lost with this process, the emitter can say again.
+# A transport between Open WebUI and owui-emitter (docs/pipe-protocol.md). It decides nothing, and keeps
+# only what is on screen: whatever is lost with this process, the emitter can say again.
 # Values of secret prompts are only ever put into the body of POST /v1/reply.
 
 import asyncio
@@ -20,7 +20,6 @@ import re
 import time
 import uuid
 import weakref
-from pathlib import Path
 from typing import Literal
 
 import aiohttp
@@ -31,6 +30,7 @@ log = logging.getLogger("askbus_pipe")
 POLL_S = 0.25  # how often the open tabs are looked at
 SETTLE_S = 0.4  # an auto-cancelled card and the tab's "leave" arrive within this
 DELIVERED_AFTER_S = 0.4  # a card pending this long was really shown
+JOINED_S = 1.0  # a tab that has just opened a chat shows no dialog of it yet, and drops it
 HUMAN_S = 0.15  # no person presses Cancel faster
 CARD_TIMEOUT_MS = 240_000  # the most that Open WebUI grants
 CARD_SHOWN_S = 230.0  # shown anew before Open WebUI gives up on it
@@ -38,7 +38,7 @@ RENEWED_WITHIN_S = 0.3  # a card that is to follow another waits behind it in th
 MAX_TIMER_MS = 2**31 - 1  # of a browser
 LONG_TEXT = 300  # a card shows no paragraphs, so longer questions are also in the chat
 ON_SCREEN_FOR_S = 10.0  # what a cancelled call showed was on screen for the message that cancelled it
-MAX_FILE = 4 * 2**20  # bytes of an attached file that are passed on
+MAX_ATTACHED = 4 * 2**20  # bytes of all attachments together; owui-emitter takes no more
 SILENCE_S = 30.0  # three missed pings
 RETRY_S = (0.25, 5.0)
 REPORT_FOR_S = 600.0  # how long a report is repeated after its turn is gone
@@ -53,8 +53,8 @@ AGAIN = object()  # a call that ended without anybody's decision
 DECLINED = {"declined": True}
 CANCELLED = object()  # Cancel, or the browser's own cancel on a change of chat
 
-# The browser shows one card and one dialog at a time. A second dialog would replace the first, whose
-# call never returns; a second card waits unseen.
+# The browser shows one card or form and one dialog at a time. A second dialog would replace the first,
+# whose call never returns; a second card waits unseen.
 slots = weakref.WeakValueDictionary()
 background = set()
 on_screens = {}  # chat -> question on screen -> the timer that takes it off, or None
@@ -84,34 +84,53 @@ def turn_text(messages):
     return "\n".join(filter(None, texts)), attachments
 
 
-def typed_text(text, user_message):
-    """Open WebUI may put a template around what was typed, with pieces of the attached files in it: these
-    go to the agent whole. What else it has found for the message stays."""
-    typed, files = (user_message or {}).get("content"), (user_message or {}).get("files") or []
-    if not isinstance(typed, str) or not typed.strip() or any(f.get("type") not in ("file", "image") for f in files):
-        return text
-    return typed
+def typed_text(text, metadata):
+    """What was typed, where Open WebUI has put it into a template with pieces of the attached files: these
+    go to the agent whole. Whatever else was added to the message or changed in it stays."""
+    message = metadata.get("user_message") or {}
+    typed, files = message.get("content"), message.get("files") or []
+    kinds = {file.get("type") for file in files}
+    is_templated = "file" in kinds and kinds <= {"file", "image"} and len(metadata.get("files") or []) <= len(files)
+    is_whole = isinstance(typed, str) and typed.strip() and typed in text
+    return typed if is_templated and is_whole else text
 
 
-async def attached_files(user_message, user):
-    """The message's files that are no images, as (attachments, names of those that are too large)."""
-    files = [f for f in (user_message or {}).get("files") or [] if f.get("type") == "file" and f.get("id")]
-    attachments, too_large = [], []
-    for listed in files:
-        from open_webui.models.files import Files
-        from open_webui.storage.provider import Storage
-
-        file = await Files.get_file_by_id_and_user_id(listed["id"], user)
-        mime = ((file and file.meta) or {}).get("content_type") or "application/octet-stream"
-        if file is None or mime.startswith("image/"):
+async def attached_files(metadata, user, used):
+    """The message's files that are no images, as (attachments, names of those that can't be passed on);
+    `used` bytes of base64 are taken already."""
+    attachments, left_out = [], []
+    for listed in (metadata.get("user_message") or {}).get("files") or []:
+        if listed.get("type") != "file" or not listed.get("id"):
             continue
-        content = await asyncio.to_thread(lambda: Path(Storage.get_file(file.path)).read_bytes()[: MAX_FILE + 1])
-        if len(content) > MAX_FILE:
-            too_large.append(file.filename)
-        else:
-            data = base64.b64encode(content).decode()
-            attachments.append({"name": file.filename, "mime": mime, "data": data})
-    return attachments, too_large
+        name = str(listed.get("name") or listed["id"])[:200]
+        try:
+            file, content = await file_content(listed["id"], user)
+        except Exception as error:  # a file that is gone must not keep the message back
+            log.warning("the file %s can't be read: %s", listed["id"], type(error).__name__)
+            file, content = None, None
+        mime = (file and file.meta or {}).get("content_type") or "application/octet-stream"
+        if mime.startswith("image/") and mime != "image/svg+xml":
+            continue  # it is in the message itself
+        if file is None or used + len(content) * 4 // 3 > MAX_ATTACHED * 4 // 3:
+            left_out.append(name)
+            continue
+        data = base64.b64encode(content).decode()
+        used += len(data)
+        attachments.append({"name": file.filename[:200], "mime": mime, "data": data})
+    return attachments, left_out
+
+
+async def file_content(id, user):
+    """(the file, its first bytes); (None, None) where it is another user's."""
+    from open_webui.models.files import Files
+    from open_webui.storage.provider import Storage
+
+    def read():
+        with open(Storage.get_file(file.path), "rb") as content:
+            return content.read(MAX_ATTACHED + 1)
+
+    file = await Files.get_file_by_id_and_user_id(id, user)
+    return (file, await asyncio.to_thread(read)) if file else (None, None)
 
 
 def without_image_tags(text):
@@ -689,6 +708,7 @@ class Turn:
         self.traces = []
         self.viewer = None
         self.other_chat = False
+        self.was_seen = False  # a tab has shown the chat since this call began
         self.connected = False
         self.presence = None  # as last told
         self.parked = False
@@ -741,6 +761,7 @@ class Turn:
             shown.task.cancel()
             if shown.delivered:
                 put_on_screen(self.body["chat"], question, ON_SCREEN_FOR_S)
+        self.open.clear()
 
     async def handle(self, line):
         kind = line.get("type")
@@ -809,6 +830,7 @@ class Turn:
 
     async def look(self):
         self.viewer, self.other_chat = await self.tabs.look()
+        self.was_seen = self.was_seen or self.viewer is not None
 
     async def watch_tabs(self):
         gone, telling = None, set()
@@ -919,7 +941,7 @@ class Turn:
 
     async def answer(self, shown):
         """A reply, once there is one."""
-        kind = "card" if shown.ask["surface"] == "card" else "dialog"
+        kind = "card" if shown.ask["surface"] in CARDS else "dialog"
         slot = slots.setdefault((self.body["chat"], kind), asyncio.Lock())
         switched = asyncio.ensure_future(shown.switched.wait())
         try:
@@ -985,6 +1007,7 @@ class Turn:
                 if self.viewer is None or (surface == "form" and pending_s > CARD_SHOWN_S):
                     break
                 if self.tabs.visit is not visit:  # a dialog is gone by then, and would never return
+                    await asyncio.sleep(JOINED_S)
                     break
                 if surface == "card" and pending_s > CARD_SHOWN_S and not task.done():
                     task, begun = await self.renewed(task, event), time.monotonic()
@@ -1008,16 +1031,22 @@ class Turn:
     async def renewed(self, task, event):
         """The card again, behind the one that is shown, which then leaves it the place: nothing flickers."""
         newer = asyncio.ensure_future(self.event_call(event))
-        await asyncio.wait({task}, timeout=RENEWED_WITHIN_S)
-        stays, goes = (task, newer) if task.done() else (newer, task)
-        goes.cancel()
-        await asyncio.wait({goes})
+        stays = newer
+        try:
+            await asyncio.wait({task}, timeout=RENEWED_WITHIN_S)
+            stays, goes = (task, newer) if task.done() else (newer, task)
+            goes.cancel()
+            await asyncio.wait({goes})
+        except asyncio.CancelledError:
+            stays.cancel()  # whoever called knows of the older one only
+            raise
         return stays
 
     async def call_attention(self, ask):
         """Tells a user who looks at another chat. Open WebUI shows only the end of an answer there, with a
         way to the chat; in a tab that shows this chat it would end the answer."""
-        if self.viewer is None and self.tabs.saved:
+        await self.look()  # the last one may be old, and a new chat is on screen before its tab says so
+        if self.viewer is None and self.other_chat and self.was_seen and self.tabs.saved:
             data = {"done": True, "title": ASKS, "content": one_line(ask["prompts"][0]["text"], 200)}
             await self.emit({"type": "chat:completion", "data": data})
 
@@ -1162,17 +1191,20 @@ class Pipe:
         agent = model.split(".", 1)[-1]
         gateway, _, agent = (self.valves.AGENT if agent in ("default", model) else agent).rpartition("/")
         answer = durable_answer(body["messages"]) if chat else None
-        said = (__metadata__ or {}).get("user_message")
-        message, text, attachments, too_large = __message_id__ or uuid.uuid4().hex, None, [], []
-        if not answer and (__metadata__ or {}).get("assistant_message_id"):
+        metadata = __metadata__ or {}
+        message, text, attachments, left_out = __message_id__ or uuid.uuid4().hex, None, [], []
+        continues = not answer and bool(metadata.get("assistant_message_id"))
+        if continues:
             # "Continue Response" calls with the id of the message that it continues.
             message, text = uuid.uuid4().hex, "Continue."
         elif not answer:
             text, attachments = turn_text(body["messages"])
-            text = typed_text(text, said)
             if chat:
-                files, too_large = await attached_files(said, __user__["id"])
+                used = sum(len(image["data"]) for image in attachments)
+                files, left_out = await attached_files(metadata, __user__["id"], used)
                 attachments += files
+            if not left_out:
+                text = typed_text(text, metadata)
         request = {
             "chat": chat,
             "message": message,
@@ -1180,6 +1212,7 @@ class Pipe:
             "gateway": gateway or None,
             "user": {"id": __user__["id"], "name": __user__.get("name") or ""},
             "text": text,
+            "continues": continues,
             "attachments": attachments,
             "front": "openwebui",
             "surfaces": surfaces(live, bool(tabs and tabs.saved), bool(body.get("stream"))),
@@ -1187,9 +1220,9 @@ class Pipe:
         }
         if live:
             request["on_screen"] = on_screen_now(chat)
-        if too_large:
-            limit = f"{MAX_FILE >> 20} MB"
-            yield f"> Not passed on, since larger than {limit}: {quoted(', '.join(too_large))}\n\n"
+        if left_out:
+            limit = f"{MAX_ATTACHED >> 20} MB together"
+            yield f"> Not passed on to the agent (not readable, or more than {limit}): {quoted(', '.join(left_out))}\n\n"
         turn = Turn(request, model, self.valves, self.service, tabs, __metadata__, __event_emitter__, __event_call__)
         async with contextlib.aclosing(turn.run()) as lines:
             async for piece in lines:

@@ -75,16 +75,26 @@ class Messages(unittest.TestCase):
         self.assertIn("report.pdf", text(image, report))
 
     def test_a_template_around_what_was_typed_is_no_part_of_it(self):
+        file, templated = {"type": "file"}, "### Task: use <source>…</source>\n\nred?"
+
+        def metadata(content, *files, of_the_chat=()):
+            return {"user_message": {"content": content, "files": list(files)}, "files": [*files, *of_the_chat]}
+
         cases = [
-            ("red", {"content": "red"}, "red"),
-            ("### Task: use <source>…</source>\n\nQuery: red?", {"content": "red"}, "red"),
-            ("### Task: … red", {"content": "red", "files": [{"type": "file"}]}, "red"),
-            ("### Task: … red", {"content": "red", "files": [{"type": "collection"}]}, "### Task: … red"),
-            ("red", None, "red"),
-            ("red", {"content": ""}, "red"),
+            ("red?", metadata("red?"), "red?"),
+            (templated, metadata("red?", file), "red?"),
+            # What was found in the web or in the chat's knowledge, changed by a filter, or added by a
+            # regeneration is no template.
+            (templated, metadata("red?"), templated),
+            (templated, metadata("red?", file, {"type": "collection"}), templated),
+            (templated, metadata("red?", file, of_the_chat=[file]), templated),
+            ("[removed]", metadata("my number is 7", file), "[removed]"),
+            ("More concise", metadata("red?", file), "More concise"),
+            ("red", {}, "red"),
+            ("red", metadata("", file), "red"),
         ]
-        for text, message, expected in cases:
-            self.assertEqual(pipe.typed_text(text, message), expected)
+        for text, given, expected in cases:
+            self.assertEqual(pipe.typed_text(text, given), expected, (text, given))
 
     def test_no_user_message_is_empty_text(self):
         self.assertEqual(pipe.turn_text([{"role": "system", "content": "be nice"}]), ("", []))
@@ -127,6 +137,24 @@ class OpenWebui(unittest.IsolatedAsyncioTestCase):
     def test_an_open_webui_without_cards_is_no_error(self):
         with mock.patch.dict(sys.modules, {"open_webui": None}), self.assertLogs("askbus_pipe"):
             self.assertFalse(pipe.has_cards())
+
+    async def test_a_file_that_can_not_be_passed_on_keeps_no_message_back(self):
+        async def content(id, user):
+            if id == "gone":
+                raise FileNotFoundError
+            if id == "photo":
+                return types.SimpleNamespace(filename="photo.png", meta={"content_type": "image/png"}), b"x"
+            size = {"large": pipe.MAX_ATTACHED + 1, "half": pipe.MAX_ATTACHED * 2 // 3}.get(id, 3)
+            file = types.SimpleNamespace(filename=f"{id}.txt", meta={"content_type": "text/plain"})
+            return (None, None) if id == "foreign" else (file, b"x" * size)
+
+        ids = ("small", "photo", "gone", "large", "foreign", "half", "half")
+        files = [{"type": "file", "id": id, "name": id} for id in ids] + [{"type": "image", "id": "i"}]
+        with mock.patch.object(pipe, "file_content", content), self.assertLogs("askbus_pipe"):
+            passed, left_out = await pipe.attached_files({"user_message": {"files": files}}, "alice", 0)
+        self.assertEqual([attachment["name"] for attachment in passed], ["small.txt", "half.txt"])
+        self.assertEqual(left_out, ["gone", "large", "foreign", "half"])
+        self.assertLess(sum(len(attachment["data"]) for attachment in passed), 6_000_000)
 
     async def test_background_tasks_never_reach_the_service(self):
         one = pipe.Pipe()

@@ -91,10 +91,12 @@ class Browser:
     def __init__(self):
         self.session, self.other_chat = "tab1", False
         self.calls, self.pending, self.events = [], {}, []
+        self.looks = 0
         self.there = []  # how many were on the screen when each came
         self.metadata = {"session_id": "stale"}
 
     async def look(self):
+        self.looks += 1
         return self.session, self.session is None and self.other_chat
 
     async def call(self, event):
@@ -119,11 +121,15 @@ class Browser:
 
 class TurnCase(unittest.IsolatedAsyncioTestCase):
     def setUp(self):
+        # Each test has an event loop of its own.
+        pipe.slots.clear()
+        pipe.on_screens.clear()
         for name, short in {
             "POLL_S": 0.01,
             "SETTLE_S": 0.02,
             "DELIVERED_AFTER_S": 0.02,
             "HUMAN_S": 0.0,
+            "JOINED_S": 0.02,
             "RETRY_S": (0.005, 0.02),
         }.items():
             self.addCleanup(setattr, pipe, name, getattr(pipe, name))
@@ -231,6 +237,34 @@ class Question(TurnCase):
         await self.ends()
         self.assertEqual(service.posted("/v1/reply")[0]["answers"], {"target": {"index": 1}})
         self.assertEqual(len(browser.calls), 2)
+
+    async def test_a_card_that_is_renewed_while_it_is_withdrawn_leaves_none_behind(self):
+        for name, value in {"CARD_SHOWN_S": 0.05, "RENEWED_WITHIN_S": 5.0}.items():
+            self.addCleanup(setattr, pipe, name, getattr(pipe, name))
+            setattr(pipe, name, value)
+        service, browser = self.start()
+        service.says(ask())
+        await self.until(lambda: len(browser.pending) == 2)
+        service.says({"type": "withdraw", "question": "q1", "why": "stopped"})
+        await self.until(lambda: not browser.pending)
+        await self.ends()
+
+    async def test_of_a_card_and_a_form_one_waits_for_the_other(self):
+        service, browser = self.start()
+        service.says(ask("q1"), ask("q2", "form", multiple=True))
+        await self.until(lambda: len(service.posted("/v1/shown")) == 2)
+        events = {body["question"]: body["event"] for body in service.posted("/v1/shown")}
+        self.assertEqual(events, {"q1": "delivered", "q2": "waiting"})
+        await self.ends()
+
+    async def test_a_dialog_is_shown_anew_when_its_tab_has_left_the_chat_and_come_back(self):
+        service, browser = self.start()
+        browser.visit = ["c1"]
+        service.says(ask("q1", "masked", secret=True, options=[]))
+        await self.until(lambda: browser.pending)
+        browser.visit = ["c1"]  # a list of its own
+        await self.until(lambda: len(browser.calls) == 2)
+        await self.ends()
 
     async def test_of_two_cards_one_waits_for_the_other_and_says_so(self):
         service, browser = self.start()
@@ -413,6 +447,8 @@ class Viewer(TurnCase):
 
     async def test_who_looks_at_another_chat_is_told_once(self):
         service, browser = self.start(PARK_AFTER_S=60)
+        service.says({"type": "text", "text": "."})
+        await self.until(lambda: self.text)
         browser.session, browser.other_chat = None, True
         service.says(ask())
         await self.until(lambda: browser.said("chat:completion"))
@@ -421,6 +457,16 @@ class Viewer(TurnCase):
         await self.ends()
         told = [event["data"] for event in browser.events if event["type"] == "chat:completion"]
         self.assertEqual(told, [{"done": True, "title": "OpenClaw asks", "content": "Where to?"}])
+
+    async def test_a_chat_that_no_tab_has_shown_yet_is_not_taken_for_one_that_was_left(self):
+        service, browser = self.start(PARK_AFTER_S=60)
+        browser.session, browser.other_chat = None, True
+        service.says(ask())
+        await self.until(lambda: browser.looks > 20)
+        browser.session, browser.other_chat = "tab1", False
+        await self.until(lambda: browser.pending)
+        await self.ends()
+        self.assertEqual(browser.said("chat:completion"), [])
 
     async def test_a_cancel_faster_than_a_person_is_the_browsers(self):
         pipe.HUMAN_S = 5.0

@@ -1,5 +1,6 @@
 //! Following a bucket from the last value per key, without a gap.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::DeliverPolicy;
@@ -152,6 +153,8 @@ impl Bus {
             let message = tokio::select! {
                 _ = connections.changed() => return Ok(()),
                 () = send.closed() => return Ok(()),
+                // The server may forget the last of what it has announced.
+                () = tokio::time::sleep(READ_PAUSE), if loads => return Err(broken("nothing more came".into())),
                 message = messages.next() => match message {
                     Some(message) => message.map_err(|e| broken(e.to_string()))?,
                     None => return Ok(()),
@@ -201,20 +204,27 @@ impl Bus {
         bucket: &'static str,
         filter: &str,
     ) -> Result<Vec<(String, T, u64)>, BusError> {
-        let mut values = Vec::new();
+        // What changes while it is read comes twice: its last value counts.
+        let mut values: Vec<(String, Option<T>, u64)> = Vec::new();
         let (send, mut changes) = mpsc::channel(256);
         let (bus, filter) = (self.clone(), names::bucket_subject(bucket, filter));
         let follow = tokio::spawn(async move { bus.follow(bucket, &filter, &send, Unreadable::Skip).await });
         let broke =
             |why: &str| BusError::unavailable(format!("the bucket {bucket} was not read to its end"), why);
-        loop {
-            // The server may forget the last of what it has announced.
-            let change = tokio::time::timeout(READ_PAUSE, changes.recv()).await;
-            match change.map_err(|_| broke("nothing more came"))? {
-                Some(Change::Put { key, value, revision }) => values.push((key, *value, revision)),
-                Some(Change::Deleted { .. } | Change::Loading) => {}
-                Some(Change::Loaded { .. }) => return Ok(values),
-                None => break,
+        while let Some(change) = changes.recv().await {
+            match change {
+                Change::Put { key, value, revision } => values.push((key, Some(*value), revision)),
+                Change::Deleted { key, revision } => values.push((key, None, revision)),
+                Change::Loading => {}
+                Change::Loaded { .. } => {
+                    let last: HashMap<String, u64> =
+                        values.iter().map(|(key, _, at)| (key.clone(), *at)).collect();
+                    values.retain(|(key, _, revision)| last[key] == *revision);
+                    return Ok(values
+                        .into_iter()
+                        .filter_map(|(key, value, at)| Some((key, value?, at)))
+                        .collect());
+                }
             }
         }
         follow.await.map_err(|error| broke(&error.to_string()))??;

@@ -258,6 +258,25 @@ async fn an_entry_that_can_not_be_read_is_parked_and_blocks_nothing() {
 }
 
 #[tokio::test]
+async fn a_bucket_that_is_written_while_it_is_read_has_each_key_once() {
+    let (server, bus) = provisioned().await;
+    for n in 0..50 {
+        bus.write_asked(&entry(&format!("q{n}"), false)).await.unwrap();
+    }
+    let jetstream = async_nats::jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    let value = serde_json::to_vec(&entry("q0", false)).unwrap();
+    let writer = tokio::spawn(async move {
+        loop {
+            jetstream.publish("$KV.ask.g.s.r.q0", value.clone().into()).await.unwrap().await.unwrap();
+        }
+    });
+    for _ in 0..100 {
+        assert_eq!(bus.all_questions().await.unwrap().len(), 50);
+    }
+    writer.abort();
+}
+
+#[tokio::test]
 async fn who_serves_is_reached_by_the_next_request_of_any_connection() {
     let (server, asker) = provisioned().await;
     let adapter = connect(&server).await;

@@ -96,6 +96,9 @@ pub struct SayRequest {
     /// How many messages of the session its sender had seen; absent when not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen: Option<u64>,
+    /// It only has the agent go on: it is no person's answer, whatever waits.
+    #[serde(default)]
+    pub goes_on: bool,
 }
 
 impl SayRequest {

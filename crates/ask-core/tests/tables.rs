@@ -224,6 +224,7 @@ fn a_typed_message_is_the_reply_that_its_id_names() {
         attachments: Vec::new(),
         on_screen: None,
         seen: None,
+        goes_on: false,
     };
     let by = Responder { user: "alice".into(), name: Some("Alice".into()), chat: Some("c".into()) };
     let answers = [("answer".to_owned(), Answer::option(1))].into();

@@ -22,7 +22,8 @@ impl Router {
     pub(crate) async fn on_say(&self, incoming: Incoming<SayRequest>) {
         let span = spans::request("say", incoming.traceparent.as_deref());
         async {
-            let response = self.say(&incoming.request, None).await.unwrap_or_else(|error| match error {
+            let rule = incoming.request.goes_on.then_some("continue_is_no_answer");
+            let response = self.say(&incoming.request, rule).await.unwrap_or_else(|error| match error {
                 BusError::TooLarge { .. } => SayResponse::Refused { why: error.to_string() },
                 error => {
                     tracing::warn!(%error, "a message was not routed");
@@ -60,10 +61,15 @@ impl Router {
             attachments: Vec::new(),
             on_screen: None,
             seen: None,
+            goes_on: false,
         };
         // Boxed, since a typed answer that is late comes from `say` itself.
-        let said = Box::pin(self.say(&request, Some("late_reply"))).await?;
-        Ok(matches!(said, SayResponse::Routed { .. }))
+        match Box::pin(self.say(&request, Some("late_reply"))).await? {
+            SayResponse::Retry { why } => {
+                Err(BusError::Unavailable { what: "the late answer was not sent".into(), reason: why })
+            }
+            said => Ok(matches!(said, SayResponse::Routed { .. })),
+        }
     }
 
     /// Routes a message once, and does its effect as often as it is repeated (S1, S2). A message

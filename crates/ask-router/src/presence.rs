@@ -24,8 +24,8 @@ pub(crate) struct PresentStreams {
     inner: Mutex<Inner>,
     /// Up to which revision of presence everything is taken.
     reached: watch::Sender<u64>,
-    /// When it was last seen to be all that the server has.
-    was_current: tokio::sync::Mutex<Option<Instant>>,
+    /// When it was last looked whether that is all that the server has, and whether it was.
+    looked: tokio::sync::Mutex<Option<(Instant, bool)>>,
 }
 
 struct Inner {
@@ -46,31 +46,34 @@ impl PresentStreams {
             lasts,
             inner: Mutex::new(Inner { sessions: HashMap::new(), followed_since: None }),
             reached: watch::Sender::new(0),
-            was_current: tokio::sync::Mutex::new(None),
+            looked: tokio::sync::Mutex::new(None),
         }
     }
 
     /// Everything up to `revision` is taken, with all that follows from it; `None` while it is
     /// loaded anew.
     pub(crate) fn has_reached(&self, revision: Option<u64>) {
-        self.reached.send_replace(revision.unwrap_or(0));
+        self.reached.send_modify(|reached| *reached = revision.map_or(0, |revision| revision.max(*reached)));
     }
 
     /// Waits until all presence that the server has now is taken. False where that is not to be
     /// had soon: then another router may know of somebody (rule F2).
     pub(crate) async fn is_current(&self, bus: &Bus) -> bool {
         let asked = Instant::now();
-        let mut was_current = self.was_current.lock().await;
+        let mut looked = self.looked.lock().await;
         // Very many deadlines at once share a look that began after each of them.
-        if was_current.is_some_and(|looked| looked >= asked) {
-            return true;
+        if let Some((at, is_current)) = *looked
+            && at >= asked
+        {
+            return is_current;
         }
-        let looked = Instant::now();
-        let Ok(last) = bus.last_presence().await else { return false };
-        let mut reached = self.reached.subscribe();
-        let arrives = tokio::time::timeout(ARRIVES_WITHIN, reached.wait_for(|reached| *reached >= last));
-        let is_current = matches!(arrives.await, Ok(Ok(_)));
-        *was_current = is_current.then_some(looked);
+        let begins = Instant::now();
+        let arrives = async {
+            let last = bus.last_presence().await.ok()?;
+            self.reached.subscribe().wait_for(|reached| *reached >= last).await.ok().map(drop)
+        };
+        let is_current = matches!(tokio::time::timeout(ARRIVES_WITHIN, arrives).await, Ok(Some(())));
+        *looked = Some((begins, is_current));
         is_current
     }
 

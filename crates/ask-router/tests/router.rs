@@ -180,6 +180,7 @@ fn say(message: &str, user: &str, text: &str) -> SayRequest {
         attachments: Vec::new(),
         on_screen: None,
         seen: None,
+        goes_on: false,
     }
 }
 
@@ -624,6 +625,23 @@ async fn a_message_answers_the_question_that_was_on_screen() {
     let by_rule = StepKind::Message { message: "m1".into(), rule: "the_one_shown_question".into() };
     assert!(decided.steps.iter().any(|step| step.what == by_rule), "{:?}", decided.steps);
     assert_eq!(setup.say("m1", "alice", "oslo").await, response, "a retry gets the same");
+}
+
+#[tokio::test]
+async fn having_an_answer_continued_is_no_answer_whatever_waits() {
+    let setup = Setup::new().await;
+    setup.bind().await;
+    let asked = setup.ask("c1", |_| ()).await;
+    let (key, surface, event) = (asked.key.clone(), Surface::Text, ShownEvent::Delivered);
+    let as_text = ShownRequest { schema: SCHEMA, key, surface, chat: None, event, on_record: true };
+    setup.bus.shown(&as_text).await.unwrap();
+    let request = SayRequest { goes_on: true, ..say("m1", "alice", "Continue.") };
+    let said = setup.bus.say(&request).await.unwrap();
+    assert!(
+        matches!(&said, SayResponse::Routed { decision: MessageDecision::Message { .. }, .. }),
+        "{said:?}"
+    );
+    assert!(setup.entry(&asked.key).await.is_pending());
 }
 
 #[tokio::test]

@@ -363,8 +363,8 @@ async fn close_overdue(calls: Arc<Calls>, mut responses: mpsc::UnboundedReceiver
                 Err(RecvError::Closed) => return,
             },
             Some(key) = responses.recv() => {
-                overdue.written.insert(key.clone(), Timestamp::now());
                 if let Some(stored) = calls.adapter.open_entry(&key) {
+                    overdue.written.insert(key, Timestamp::now());
                     overdue.learn(&stored.value);
                 }
             }

@@ -94,6 +94,9 @@ pub(crate) struct TurnRequest {
     pub attachments: Vec<Attachment>,
     #[serde(default)]
     pub on_screen: Option<Vec<String>>,
+    /// The person had an answer continued, and typed nothing.
+    #[serde(default)]
+    pub continues: bool,
     pub front: String,
     pub surfaces: BTreeSet<Surface>,
     #[serde(default)]

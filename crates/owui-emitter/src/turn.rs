@@ -219,6 +219,7 @@ impl Turn {
             attachments: std::mem::take(&mut self.request.attachments),
             on_screen: self.request.on_screen.take(),
             seen: self.cursor.seen,
+            goes_on: self.request.continues,
         };
         let mut delay = delays();
         let mut waits = false;

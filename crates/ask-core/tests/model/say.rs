@@ -243,6 +243,7 @@ impl Say {
             attachments: Vec::new(),
             on_screen: Some(person.on_screen.iter().map(|q| self.ids[*q].clone()).collect()),
             seen: Some(person.seen),
+            goes_on: false,
         }
     }
 

@@ -230,6 +230,8 @@ async fn try_send(
         // may also be new on the bus and old at the Gateway, when its message was repeated.
         let known = match history.knows(&item.run) {
             true => Some(history),
+            // What is new to this adapter is in the newest rows, if anywhere.
+            false if !may_be_sent => None,
             false => further_back(link, session, item, &history).await?,
         };
         if let Some(history) = known {

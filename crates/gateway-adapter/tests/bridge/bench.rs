@@ -185,6 +185,7 @@ impl<G> Bench<G> {
             attachments: Vec::new(),
             on_screen: None,
             seen: None,
+            goes_on: false,
         };
         match self.bus.say(&request).await.unwrap() {
             SayResponse::Routed { decision, .. } => decision,

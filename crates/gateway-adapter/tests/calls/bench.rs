@@ -150,6 +150,7 @@ impl Bench {
             attachments: Vec::new(),
             on_screen: None,
             seen: None,
+            goes_on: false,
         };
         until("the session", async || match self.bus.say(&request).await {
             Ok(SayResponse::Routed { .. }) => Some(()),
