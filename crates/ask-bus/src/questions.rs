@@ -126,7 +126,7 @@ impl Bus {
     async fn questions(&self, filter: &str) -> Result<Vec<Stored<Entry>>, BusError> {
         let read = self.read_all::<Entry>(ASK, filter).await?;
         let mut entries: Vec<_> =
-            read.into_iter().map(|(_, value, revision)| Stored { value, revision }).collect();
+            read.into_iter().map(|(value, revision)| Stored { value, revision }).collect();
         entries.sort_by_key(|e| (e.value.asked_at, e.revision));
         Ok(entries)
     }

@@ -1,12 +1,11 @@
 //! Following a bucket from the last value per key, without a gap.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::DeliverPolicy;
 use async_nats::jetstream::consumer::push::OrderedConfig;
 use async_nats::jetstream::stream::Stream;
-use futures::StreamExt;
+use futures::{StreamExt, TryStreamExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
@@ -54,16 +53,10 @@ impl<T> Change<T> {
     }
 }
 
-/// What becomes of a value that can't be read; it stays in its bucket either way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Unreadable {
-    Park,
-    /// The watch of the bucket parks it.
-    Skip,
-}
-
-/// How long nothing may come while a bucket is read.
-const READ_PAUSE: Duration = Duration::from_secs(10);
+/// How long nothing may come while a bucket is loaded.
+const READ_PAUSE: Duration = Duration::from_secs(2);
+/// How many keys are read at a time.
+const READS_AT_ONCE: usize = 64;
 
 /// The changes of a bucket. Ends only when it is dropped.
 #[derive(Debug)]
@@ -112,7 +105,7 @@ impl Bus {
         let (bus, filter) = (self.clone(), names::bucket_subject(bucket, filter));
         tokio::spawn(async move {
             while !send.is_closed() {
-                if let Err(error) = bus.follow(bucket, &filter, &send, Unreadable::Park).await {
+                if let Err(error) = bus.follow(bucket, &filter, &send).await {
                     tracing::warn!(bucket, %error, "the watch broke; loading again");
                     tokio::time::sleep(Duration::from_millis(250)).await;
                 }
@@ -127,7 +120,6 @@ impl Bus {
         bucket: &str,
         filter: &str,
         send: &mpsc::Sender<Change<T>>,
-        unreadable: Unreadable,
     ) -> Result<(), BusError> {
         let mut connections = self.connections();
         connections.mark_unchanged();
@@ -143,9 +135,11 @@ impl Bus {
         let _passing = Passing::new(&stream, &consumer.cached_info().name);
         // It was read before the consumer was made, so that all of it is loaded.
         let loaded = || Change::Loaded { revision: stream.cached_info().state.last_sequence };
-        let mut loads = consumer.cached_info().num_pending > 0;
+        // A value that is replaced before it comes is replaced by its successor, which comes too.
+        let mut to_load = consumer.cached_info().num_pending;
+        let mut announced = to_load;
         let mut messages = consumer.messages().await.map_err(|e| broken(e.to_string()))?;
-        if send.send(Change::Loading).await.is_err() || !loads && send.send(loaded()).await.is_err() {
+        if send.send(Change::Loading).await.is_err() || to_load == 0 && send.send(loaded()).await.is_err() {
             return Ok(());
         }
         let prefix = names::bucket_subject(bucket, "");
@@ -153,8 +147,17 @@ impl Bus {
             let message = tokio::select! {
                 _ = connections.changed() => return Ok(()),
                 () = send.closed() => return Ok(()),
-                // The server may forget the last of what it has announced.
-                () = tokio::time::sleep(READ_PAUSE), if loads => return Err(broken("nothing more came".into())),
+                () = tokio::time::sleep(READ_PAUSE), if to_load > 0 => {
+                    if announced > 0 {
+                        return Err(broken("nothing more came".into()));
+                    }
+                    // The server has forgotten a value that was too old by then.
+                    to_load = 0;
+                    if send.send(loaded()).await.is_err() {
+                        return Ok(());
+                    }
+                    continue;
+                }
                 message = messages.next() => match message {
                     Some(message) => message.map_err(|e| broken(e.to_string()))?,
                     None => return Ok(()),
@@ -162,7 +165,8 @@ impl Bus {
             };
             let key = message.subject.strip_prefix(prefix.as_str()).unwrap_or(&message.subject).to_owned();
             let info = message.info().map_err(|e| broken(e.to_string()))?;
-            let (revision, is_last) = (info.stream_sequence, info.pending == 0);
+            let revision = info.stream_sequence;
+            announced = info.pending;
             let deleted = message
                 .headers
                 .as_ref()
@@ -173,13 +177,8 @@ impl Bus {
                 match decode(&message.subject, &message.payload) {
                     Ok(value) => Some(Change::Put { key, value: Box::new(value), revision }),
                     Err(error) => {
-                        match unreadable {
-                            Unreadable::Park => {
-                                let why = error.to_string();
-                                self.park_value(&message.subject, revision, &why, &message.payload).await
-                            }
-                            Unreadable::Skip => tracing::warn!(%error, "left out"),
-                        }
+                        let why = error.to_string();
+                        self.park_value(&message.subject, revision, &why, &message.payload).await;
                         None
                     }
                 }
@@ -189,45 +188,45 @@ impl Bus {
             {
                 return Ok(());
             }
-            if loads && is_last {
-                loads = false;
-                if send.send(loaded()).await.is_err() {
+            if to_load > 0 {
+                to_load -= 1;
+                if to_load == 0 && send.send(loaded()).await.is_err() {
                     return Ok(());
                 }
             }
         }
     }
 
-    /// The values of all keys that match `filter` now, with their keys and revisions.
-    pub(crate) async fn read_all<T: DeserializeOwned + Send + 'static>(
+    /// The values of all keys that match `filter` now, with their revisions. Each key is read by itself:
+    /// a consumer may pass by one that is written while it begins. What can't be read is left out, and
+    /// parked by the watches.
+    pub(crate) async fn read_all<T: DeserializeOwned>(
         &self,
         bucket: &'static str,
         filter: &str,
-    ) -> Result<Vec<(String, T, u64)>, BusError> {
-        // What changes while it is read comes twice: its last value counts.
-        let mut values: Vec<(String, Option<T>, u64)> = Vec::new();
-        let (send, mut changes) = mpsc::channel(256);
-        let (bus, filter) = (self.clone(), names::bucket_subject(bucket, filter));
-        let follow = tokio::spawn(async move { bus.follow(bucket, &filter, &send, Unreadable::Skip).await });
-        let broke =
-            |why: &str| BusError::unavailable(format!("the bucket {bucket} was not read to its end"), why);
-        while let Some(change) = changes.recv().await {
-            match change {
-                Change::Put { key, value, revision } => values.push((key, Some(*value), revision)),
-                Change::Deleted { key, revision } => values.push((key, None, revision)),
-                Change::Loading => {}
-                Change::Loaded { .. } => {
-                    let last: HashMap<String, u64> =
-                        values.iter().map(|(key, _, at)| (key.clone(), *at)).collect();
-                    values.retain(|(key, _, revision)| last[key] == *revision);
-                    return Ok(values
-                        .into_iter()
-                        .filter_map(|(key, value, at)| Some((key, value?, at)))
-                        .collect());
-                }
+    ) -> Result<Vec<(T, u64)>, BusError> {
+        let failed = |e: String| BusError::unavailable(format!("can't read the bucket {bucket}"), e);
+        let stream = self.stream(&names::bucket_stream(bucket)).await?;
+        let prefix = names::bucket_subject(bucket, "");
+        let listed = stream.info_with_subjects(names::bucket_subject(bucket, filter)).await;
+        let listed: Vec<_> = listed
+            .map_err(|e| failed(e.to_string()))?
+            .try_collect()
+            .await
+            .map_err(|e| failed(e.to_string()))?;
+        let read = futures::stream::iter(listed).map(|(subject, _)| {
+            let key = subject.strip_prefix(prefix.as_str()).unwrap_or(&subject).to_owned();
+            async move { self.read::<T>(bucket, &key).await }
+        });
+        let mut read = read.buffered(READS_AT_ONCE);
+        let mut values = Vec::new();
+        while let Some(value) = read.next().await {
+            match value {
+                Ok(value) => values.extend(value),
+                Err(error @ BusError::Unreadable { .. }) => tracing::warn!(%error, "left out"),
+                Err(error) => return Err(error),
             }
         }
-        follow.await.map_err(|error| broke(&error.to_string()))??;
-        Err(broke("the connection changed"))
+        Ok(values)
     }
 }
