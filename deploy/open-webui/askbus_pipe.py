@@ -30,7 +30,6 @@ log = logging.getLogger("askbus_pipe")
 POLL_S = 0.25  # how often the open tabs are looked at
 SETTLE_S = 0.4  # an auto-cancelled card and the tab's "leave" arrive within this
 DELIVERED_AFTER_S = 0.4  # a card pending this long was really shown
-JOINED_S = 1.0  # a tab that has just opened a chat shows no dialog of it yet, and drops it
 HUMAN_S = 0.15  # no person presses Cancel faster
 CARD_TIMEOUT_MS = 240_000  # the most that Open WebUI grants
 CARD_SHOWN_S = 230.0  # shown anew before Open WebUI gives up on it
@@ -623,7 +622,6 @@ class Tabs:
     def __init__(self, user, chat, session):
         self.user, self.chat, self.session = user, chat, session
         self.saved = not chat.startswith(("temporary:", "local:"))
-        self.visit = None  # changes when the tab leaves the chat, also for less than a look
 
     def find(self):
         from open_webui.socket.main import SESSION_POOL, get_user_chat_session_id
@@ -631,13 +629,10 @@ class Tabs:
         entry = SESSION_POOL.get(self.session)
         alive = bool(entry) and entry.get("id") == self.user
         if alive and (not self.saved or self.chat in (entry.get("chat_ids") or [])):
-            # Open WebUI makes a new list when a tab opens or leaves a chat, and keeps it otherwise.
-            self.visit = entry.get("chat_ids") if isinstance(SESSION_POOL, dict) else None
             return self.session, False
         found = get_user_chat_session_id(self.user, self.chat) if self.saved else None
         if found:
             self.session = found
-            self.visit = (SESSION_POOL.get(found) or {}).get("chat_ids") if isinstance(SESSION_POOL, dict) else None
             return found, False
         return None, alive
 
@@ -998,16 +993,13 @@ class Turn:
         card must be shown anew."""
         self.metadata["session_id"] = self.viewer
         task = asyncio.ensure_future(self.event_call(event))
-        begun, surface, left, visit = time.monotonic(), shown.ask["surface"], left_s(shown.ask), self.tabs.visit
+        begun, surface, left = time.monotonic(), shown.ask["surface"], left_s(shown.ask)
         status_at = next_status_s(left) if left else 0
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=POLL_S if shown.delivered else DELIVERED_AFTER_S / 4)
                 pending_s = time.monotonic() - begun
                 if self.viewer is None or (surface == "form" and pending_s > CARD_SHOWN_S):
-                    break
-                if self.tabs.visit is not visit:  # a dialog is gone by then, and would never return
-                    await asyncio.sleep(JOINED_S)
                     break
                 if surface == "card" and pending_s > CARD_SHOWN_S and not task.done():
                     task, begun = await self.renewed(task, event), time.monotonic()

@@ -86,7 +86,7 @@ class Service:
 class Browser:
     """The tabs of the user, and the event calls that are pending in them."""
 
-    saved, visit = True, None
+    saved = True
 
     def __init__(self):
         self.session, self.other_chat = "tab1", False
@@ -129,7 +129,6 @@ class TurnCase(unittest.IsolatedAsyncioTestCase):
             "SETTLE_S": 0.02,
             "DELIVERED_AFTER_S": 0.02,
             "HUMAN_S": 0.0,
-            "JOINED_S": 0.02,
             "RETRY_S": (0.005, 0.02),
         }.items():
             self.addCleanup(setattr, pipe, name, getattr(pipe, name))
@@ -255,15 +254,6 @@ class Question(TurnCase):
         await self.until(lambda: len(service.posted("/v1/shown")) == 2)
         events = {body["question"]: body["event"] for body in service.posted("/v1/shown")}
         self.assertEqual(events, {"q1": "delivered", "q2": "waiting"})
-        await self.ends()
-
-    async def test_a_dialog_is_shown_anew_when_its_tab_has_left_the_chat_and_come_back(self):
-        service, browser = self.start()
-        browser.visit = ["c1"]
-        service.says(ask("q1", "masked", secret=True, options=[]))
-        await self.until(lambda: browser.pending)
-        browser.visit = ["c1"]  # a list of its own
-        await self.until(lambda: len(browser.calls) == 2)
         await self.ends()
 
     async def test_of_two_cards_one_waits_for_the_other_and_says_so(self):

@@ -22,7 +22,7 @@ const READ: u64 = 20_000;
 const QUESTION: &str = "Which colour?";
 
 fn asked() -> Entry {
-    let options = ["Red", "Blue"].map(Choice::label).into();
+    let options = ["Red", "Blue", "Green"].map(Choice::label).into();
     let question = Question::new(vec![Prompt { options, ..Prompt::free_text(QUESTION) }]).unwrap();
     let key = "openclaw.s.run.q".parse().unwrap();
     Entry::ask(key, Road::Plugin, "request_user_input", "c", question, ASKED, DEADLINE, None).unwrap()
