@@ -210,9 +210,9 @@ def one_line(text, limit=None):
     return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
 
 
-def quoted(text, limit=None):
+def quoted(text):
     """`text` as one line of a quotation, with nothing in it that markdown or HTML would take."""
-    return re.sub(r"([\\`*_~<>\[\]|$])", r"\\\1", one_line(text, limit))
+    return re.sub(r"([\\`*_~<>\[\]|$])", r"\\\1", one_line(text))
 
 
 def long_texts(ask):

@@ -124,16 +124,15 @@ class TurnCase(unittest.IsolatedAsyncioTestCase):
         # Each test has an event loop of its own.
         pipe.slots.clear()
         pipe.on_screens.clear()
-        for name, short in {
-            "POLL_S": 0.01,
-            "SETTLE_S": 0.02,
-            "DELIVERED_AFTER_S": 0.02,
-            "HUMAN_S": 0.0,
-            "RETRY_S": (0.005, 0.02),
-        }.items():
-            self.addCleanup(setattr, pipe, name, getattr(pipe, name))
-            setattr(pipe, name, short)
+        self.with_times(
+            POLL_S=0.01, SETTLE_S=0.02, DELIVERED_AFTER_S=0.02, HUMAN_S=0.0, RETRY_S=(0.005, 0.02)
+        )
         logging.getLogger("askbus_pipe").setLevel(logging.CRITICAL)
+
+    def with_times(self, **times):
+        for name, time_s in times.items():
+            self.addCleanup(setattr, pipe, name, getattr(pipe, name))
+            setattr(pipe, name, time_s)
 
     def start(self, live=True, **valves):
         self.service, self.browser, self.out = Service(), Browser(), []
@@ -214,9 +213,7 @@ class Question(TurnCase):
         self.assertEqual(len(service.posted("/v1/reply")), 1)
 
     async def test_a_card_is_renewed_behind_the_one_that_is_shown(self):
-        for name, short in {"CARD_SHOWN_S": 0.05, "RENEWED_WITHIN_S": 0.02}.items():
-            self.addCleanup(setattr, pipe, name, getattr(pipe, name))
-            setattr(pipe, name, short)
+        self.with_times(CARD_SHOWN_S=0.05, RENEWED_WITHIN_S=0.02)
         service, browser = self.start()
         service.says(ask())
         await self.until(lambda: len(browser.calls) >= 3)
@@ -225,9 +222,7 @@ class Question(TurnCase):
         self.assertTrue(all(there > 0 for there in browser.there[1:]), "it was never off the screen")
 
     async def test_an_answer_while_its_card_is_renewed_is_taken(self):
-        for name, long in {"CARD_SHOWN_S": 0.05, "RENEWED_WITHIN_S": 5.0}.items():
-            self.addCleanup(setattr, pipe, name, getattr(pipe, name))
-            setattr(pipe, name, long)
+        self.with_times(CARD_SHOWN_S=0.05, RENEWED_WITHIN_S=5.0)
         service, browser = self.start()
         service.says(ask())
         await self.until(lambda: len(browser.calls) == 2)
@@ -238,9 +233,7 @@ class Question(TurnCase):
         self.assertEqual(len(browser.calls), 2)
 
     async def test_a_card_that_is_renewed_while_it_is_withdrawn_leaves_none_behind(self):
-        for name, value in {"CARD_SHOWN_S": 0.05, "RENEWED_WITHIN_S": 5.0}.items():
-            self.addCleanup(setattr, pipe, name, getattr(pipe, name))
-            setattr(pipe, name, value)
+        self.with_times(CARD_SHOWN_S=0.05, RENEWED_WITHIN_S=5.0)
         service, browser = self.start()
         service.says(ask())
         await self.until(lambda: len(browser.pending) == 2)

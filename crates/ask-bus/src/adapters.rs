@@ -5,7 +5,7 @@ use ask_core::key::encode_token;
 use serde::{Deserialize, Serialize};
 
 use crate::connection::{Bus, Expect};
-use crate::effect::{self, Effect};
+use crate::effect::Effect;
 use crate::error::BusError;
 use crate::names::{self, ADAPTERS};
 use crate::questions::Stored;
@@ -117,14 +117,7 @@ impl Bus {
     /// # Errors
     /// When it can't be written.
     pub async fn clear_mcp_session(&self, gateway: &str, client: &str) -> Result<(), BusError> {
-        let mut headers = async_nats::HeaderMap::new();
-        headers.insert("KV-Operation", "DEL");
-        let subject = names::bucket_subject(ADAPTERS, &mcp_key(gateway, client));
-        let cleared = effect::have(Effect::McpSession, async {
-            self.jetstream().publish_with_headers(subject, headers, "".into()).await?.await
-        });
-        let failed = |e: String| BusError::unavailable("an mcp session was not cleared", e);
-        cleared.await.map(drop).map_err(|e| failed(e.to_string()))
+        self.clear_key(Effect::McpSession, ADAPTERS, &mcp_key(gateway, client)).await
     }
 
     /// The key to which secrets for this gateway are sealed.

@@ -261,6 +261,18 @@ impl Bus {
         Ok(Some((decode(&subject, &message.payload)?, message.sequence)))
     }
 
+    /// Marks a key of a bucket as having no value any more.
+    pub(crate) async fn clear_key(&self, effect: Effect, bucket: &str, key: &str) -> Result<(), BusError> {
+        let mut headers = HeaderMap::new();
+        headers.insert("KV-Operation", "DEL");
+        let subject = names::bucket_subject(bucket, key);
+        let cleared = effect::have(effect, async {
+            self.inner.js.publish_with_headers(subject, headers, "".into()).await?.await
+        });
+        let failed = |e: String| BusError::unavailable(format!("{key} was not cleared in {bucket}"), e);
+        cleared.await.map(drop).map_err(|e| failed(e.to_string()))
+    }
+
     /// Sends a request to a service and reads its answer.
     pub(crate) async fn request<Q: Serialize, A: DeserializeOwned>(
         &self,

@@ -5,7 +5,7 @@ use ask_core::key::SessionKey;
 use ask_core::wire::Presence;
 
 use crate::connection::{Bus, Expect};
-use crate::effect::{self, Effect};
+use crate::effect::Effect;
 use crate::error::BusError;
 use crate::names::{self, PRESENCE};
 use crate::watch::{Change, Watch};
@@ -33,14 +33,7 @@ impl Bus {
     /// # Errors
     /// When it can't be written.
     pub async fn clear_presence(&self, session: &SessionKey, stream: &str) -> Result<(), BusError> {
-        let mut headers = async_nats::HeaderMap::new();
-        headers.insert("KV-Operation", "DEL");
-        let subject = names::bucket_subject(PRESENCE, &presence_key(session, stream));
-        let failed = |e: String| BusError::unavailable("presence was not cleared", e);
-        let cleared = effect::have(Effect::PresenceClear, async {
-            self.jetstream().publish_with_headers(subject, headers, "".into()).await?.await
-        });
-        cleared.await.map(drop).map_err(|e| failed(e.to_string()))
+        self.clear_key(Effect::PresenceClear, PRESENCE, &presence_key(session, stream)).await
     }
 
     /// The revision of the last change of who is there, as the server has it now.
