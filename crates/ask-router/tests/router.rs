@@ -490,14 +490,19 @@ async fn what_a_person_has_seen_stays_answerable_when_its_surface_fails_later() 
     assert_eq!(setup.reply(&asked.key, "r1", "alice", Answer::option(0)).await, ReplyResponse::Saved);
 }
 
-#[tokio::test]
-async fn a_click_on_what_fell_due_while_no_router_ran_is_late() {
+async fn fell_due_while_no_router_ran() -> (Setup, Entry) {
     let mut setup = Setup::new().await;
     setup.bind().await;
     setup.kill_routers().await;
     let deadline = Timestamp::now().plus(Duration::from_millis(1));
     let asked = setup.ask("c1", |e| e.deadline = deadline).await;
     until("the deadline", async || (Timestamp::now() > deadline).then_some(())).await;
+    (setup, asked)
+}
+
+#[tokio::test]
+async fn a_click_on_what_fell_due_while_no_router_ran_is_late() {
+    let (mut setup, asked) = fell_due_while_no_router_ran().await;
     let request = reply(&asked.key, "r1", "alice", Answer::option(0));
     let bus = setup.bus.clone();
     // It is there the moment that the router takes replies.
@@ -577,12 +582,7 @@ async fn far_more_questions_than_are_decided_at_a_time_expire_once_each() {
 
 #[tokio::test]
 async fn what_fell_due_while_no_router_ran_expires_at_the_next_start() {
-    let mut setup = Setup::new().await;
-    setup.bind().await;
-    setup.kill_routers().await;
-    let deadline = Timestamp::now().plus(Duration::from_millis(1));
-    let asked = setup.ask("c1", |e| e.deadline = deadline).await;
-    until("the deadline", async || (Timestamp::now() > deadline).then_some(())).await;
+    let (mut setup, asked) = fell_due_while_no_router_ran().await;
     setup.start_router().await;
     assert_eq!(*outcome(&setup.decided(&asked.key).await), Outcome::Expired);
 }
