@@ -384,13 +384,18 @@ async fn the_end_of_a_run_cancels_what_its_calls_still_ask() {
     assert_eq!(closed.decision().unwrap().outcome, Outcome::Cancelled { reason });
 }
 
-#[tokio::test]
-async fn a_restart_is_remembered_only_when_the_calls_it_has_lost_are_closed() {
+async fn asked_by_the_plugin_of_a_known_boot() -> (Bench, Adapter, Entry) {
     let (bench, adapter) = Bench::with_adapter().await;
     until("the boot id", async || bench.bus.boot_id("openclaw").await.ok()?).await;
     bench.plug_in(&adapter, true);
     bench.send(SESSION, r#"CALL request_user_input {"question":"Where to?"}"#).await;
     let asked = bench.question(SESSION, |_| true).await.value;
+    (bench, adapter, asked)
+}
+
+#[tokio::test]
+async fn a_restart_is_remembered_only_when_the_calls_it_has_lost_are_closed() {
+    let (bench, _adapter, asked) = asked_by_the_plugin_of_a_known_boot().await;
     bench.gateway.kill();
     assert_eq!(bench.answer(&asked, Answer::text("Oslo")).await, ReplyResponse::Saved);
     bench.gateway.start_again().await.unwrap();
@@ -404,11 +409,7 @@ async fn a_restart_is_remembered_only_when_the_calls_it_has_lost_are_closed() {
 
 #[tokio::test]
 async fn a_restart_of_the_gateway_cancels_the_calls_of_its_plugin() {
-    let (bench, adapter) = Bench::with_adapter().await;
-    until("the boot id", async || bench.bus.boot_id("openclaw").await.ok()?).await;
-    bench.plug_in(&adapter, true);
-    bench.send(SESSION, r#"CALL request_user_input {"question":"Where to?"}"#).await;
-    let asked = bench.question(SESSION, |_| true).await.value;
+    let (bench, _adapter, asked) = asked_by_the_plugin_of_a_known_boot().await;
     bench.gateway.restart().await.unwrap();
     assert_eq!(bench.returned(&asked).await, Returned::Unconfirmed { why: "gateway_restart".into() });
     let closed = bench.question(SESSION, |_| true).await.value;
